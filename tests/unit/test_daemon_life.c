@@ -2,6 +2,7 @@
 /* Starts, ends and restored stores of a service, and the effect on the runs on its node. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -122,13 +123,30 @@ START_TEST(a_service_that_cannot_be_set_up_is_not_created)
 }
 END_TEST
 
+/* And says on its standard output what it has ended. */
+static void end_runs(const char *words)
+{
+	_cleanup_free_ char *path = str_path_join(f.dir, "stdout"), *text = NULL;
+	struct error err = ERROR_INIT;
+	int before = dup(STDOUT_FILENO), fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), r;
+
+	fflush(stdout);
+	ck_assert_int_eq(dup2(fd, STDOUT_FILENO), STDOUT_FILENO);
+	r = shutdown_end_runs(f.config, &err);
+	fflush(stdout);
+	dup2(before, STDOUT_FILENO);
+	close(before);
+	close(fd);
+	ck_ok(r, &err);
+	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
+	ck_assert_str_eq(text, words);
+}
+
 START_TEST(all_runs_of_a_node_are_ended_by_its_service)
 {
-	struct error err = ERROR_INIT;
-
 	daemon_submit(&f, NULL, "exec sleep 60", 1, 2);
 	daemon_await(&f, 1, "running");
-	ck_ok(shutdown_end_runs(f.config, &err), &err);
+	end_runs("1 run on this node ended\n");
 	daemon_await(&f, 1, "failed");
 	reason_is(1, "node n1 was shut down");
 	/* Nothing starts here until the service does. */
@@ -138,7 +156,7 @@ START_TEST(all_runs_of_a_node_are_ended_by_its_service)
 
 		ck_assert_str_eq(json_get_string(r, "state", ""), "queued");
 	}
-	ck_ok(shutdown_end_runs(f.config, &err), &err); /* there is nothing to end */
+	end_runs(""); /* there is nothing to end */
 	daemon_fixture_stop(&f);
 	daemon_fixture_again(&f);
 	daemon_await(&f, 2, "succeeded");
@@ -147,16 +165,17 @@ END_TEST
 
 START_TEST(runs_are_ended_where_no_service_runs)
 {
-	struct error err = ERROR_INIT;
-
-	daemon_submit(&f, NULL, "exec sleep 60", 1, 2);
+	daemon_submit(&f, NULL, "exec sleep 60", 1, 1);
 	daemon_await(&f, 1, "running");
+	daemon_submit(&f, NULL, "exec sleep 60", 1, 1);
+	daemon_await(&f, 2, "running");
 	daemon_fixture_stop(&f);
-	ck_ok(shutdown_end_runs(f.config, &err), &err);
+	end_runs("2 runs on this node ended\n");
 	daemon_fixture_again(&f);
 	daemon_await(&f, 1, "failed");
+	daemon_await(&f, 2, "failed");
 	daemon_submit(&f, NULL, "true", 1, 2);
-	daemon_await(&f, 2, "succeeded");
+	daemon_await(&f, 3, "succeeded");
 }
 END_TEST
 

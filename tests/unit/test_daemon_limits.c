@@ -93,6 +93,19 @@ END_TEST
 /* What etcd cannot hold; the store of one machine has no such limit. */
 static bool too_large;
 
+/* The same submission comes again before its run is on disk, and the first request is not answered by that.
+ */
+static bool repeated;
+static submitted_fn submitted;
+
+static void on_repeated(void *context, int64_t id, enum run_state state, const struct error *err)
+{
+	struct error again = ERROR_INIT;
+
+	error_set(&again, -EALREADY, "it came again");
+	submitted(context, id, state, &again);
+}
+
 int __real_controller_submit(struct controller *c, struct run *r, const char *config, submitted_fn done,
                              void *context, struct submission **out, struct error *err);
 int __wrap_controller_submit(struct controller *c, struct run *r, const char *config, submitted_fn done,
@@ -100,8 +113,10 @@ int __wrap_controller_submit(struct controller *c, struct run *r, const char *co
 int __wrap_controller_submit(struct controller *c, struct run *r, const char *config, submitted_fn done,
                              void *context, struct submission **out, struct error *err)
 {
+	submitted = done;
 	if (!too_large)
-		return __real_controller_submit(c, r, config, done, context, out, err);
+		return __real_controller_submit(c, r, config, repeated ? on_repeated : done, context, out,
+		                                err);
 	run_free(r);
 	return error_set(err, -E2BIG, "the run does not fit");
 }
@@ -112,6 +127,15 @@ START_TEST(a_run_may_be_too_large_for_the_store)
 	daemon_fixture_start(&f, NULL);
 	refused(NULL, 1, 413, "\"too-large\"");
 	refused(NULL, 1, 413, "the run does not fit");
+}
+END_TEST
+
+START_TEST(a_submission_that_came_again_is_answered_there)
+{
+	repeated = true; /* in the service, which is forked */
+	daemon_fixture_start(&f, NULL);
+	refused(NULL, 1, 409, "\"repeated\"");
+	refused(NULL, 1, 409, "it came again");
 }
 END_TEST
 
@@ -203,6 +227,7 @@ int main(void)
 	tcase_add_test(c, a_user_has_limits);
 	tcase_add_test(c, a_reload_changes_the_limits);
 	tcase_add_test(c, a_run_may_be_too_large_for_the_store);
+	tcase_add_test(c, a_submission_that_came_again_is_answered_there);
 	tcase_add_test(c, a_submission_with_a_key_is_made_once);
 	tcase_add_test(c, the_log_of_a_rank_has_a_quota);
 	return unit_run(s);

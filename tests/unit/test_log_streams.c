@@ -6,6 +6,7 @@
 
 #include "base/cleanup.h"
 #include "dtraind/log_streams.h"
+#include "failing_memory.h"
 #include "fake_client.h"
 #include "fake_request.h"
 #include "node/log_reader.h"
@@ -91,6 +92,17 @@ void log_reader_close(struct log_reader *r)
 static void append(struct log_reader *r, const char *text)
 {
 	strbuf_adds(&r->text, text);
+	r->wakeup(r->context);
+}
+
+/* The next allocation is not one of the reader. */
+static void append_ready(struct log_reader *r, const char *text)
+{
+	const long left = memory_left;
+
+	memory_left = 0;
+	strbuf_adds(&r->text, text);
+	memory_left = left;
 	r->wakeup(r->context);
 }
 
@@ -308,6 +320,43 @@ START_TEST(a_line_without_an_end_is_divided)
 }
 END_TEST
 
+/* A line that cannot be kept is named as one that is lost, also where it has no end; the others are there. */
+START_TEST(a_line_is_lost_without_memory)
+{
+	static const char lost[] = "[0] (dtrain: out of memory: this line is lost)\n";
+	_cleanup_free_ char *twice = str_printf("%s[0] there\n%s", lost, lost);
+	char longer[5000] = "";
+
+	serve_merged(1);
+	memory_left = 1;
+	append_ready(&readers[0], "gone\n");
+	ck_assert_str_eq(text(), lost);
+	append(&readers[0], "there\n");
+	/* One that does not fit into what there is. */
+	memset(longer, 'x', sizeof(longer) - 1);
+	memory_left = 1;
+	append_ready(&readers[0], longer);
+	log_streams_finish(d.logs, 7, 2);
+	readers[0].wakeup(readers[0].context);
+	ck_assert_str_eq(text(), twice);
+	ck_assert(request.stream.ended);
+}
+END_TEST
+
+/* Nothing has begun by then. */
+START_TEST(no_log_is_sent_without_memory)
+{
+	for (long n = 1; n <= 2; n++) {
+		memory_left = n;
+		serve_local(&request, 7, 2, true);
+		ck_assert_int_eq(memory_left, 0);
+		ck_assert_str_eq(request.answer, "500 out-of-memory: out of memory");
+		ck_assert_uint_eq(reader_count, 0);
+		fake_request_close(&request);
+	}
+}
+END_TEST
+
 /* Each rank whose log is lost says so, and the others go on. */
 START_TEST(a_rank_whose_log_is_lost_is_named)
 {
@@ -386,6 +435,8 @@ int main(void)
 	tcase_add_test(c, a_slow_caller_holds_the_reading_up);
 	tcase_add_test(c, lines_of_ranks_are_kept_whole);
 	tcase_add_test(c, a_line_without_an_end_is_divided);
+	tcase_add_test(c, a_line_is_lost_without_memory);
+	tcase_add_test(c, no_log_is_sent_without_memory);
 	tcase_add_test(c, a_rank_whose_log_is_lost_is_named);
 	tcase_add_test(c, an_error_of_another_node_is_not_a_log);
 	tcase_add_test(c, a_log_that_cannot_be_asked_for_is_named);

@@ -9,6 +9,7 @@
 #include "base/cleanup.h"
 #include "base/str.h"
 #include "dtraind/proxy.h"
+#include "failing_memory.h"
 #include "fake_client.h"
 #include "fake_request.h"
 #include "unit.h"
@@ -245,6 +246,38 @@ START_TEST(the_controller_is_told_who_asks)
 		fake_client_answer(fake_client_last(), 201, "application/json", "{}", 0, true);
 		ck_assert_str_eq(r.answer, "201 application/json {}");
 		fake_request_close(&r);
+	}
+}
+END_TEST
+
+/* Without one of its headers it is not sent. */
+START_TEST(nothing_is_sent_without_memory)
+{
+	for (int elected = 0; elected < 2; elected++) {
+		const size_t before = fake_client.count;
+		bool refused = true;
+
+		d.leader = elected ? (struct leader *)&d : NULL;
+		for (long n = 1; refused; n++) {
+			struct http_request r = {
+			    .method = "POST",
+			    .target = "/v1/runs",
+			    .key = "k",
+			    .body = "x",
+			    .caller = {.uid = 5, .gid = 6, .user = "eve", .admin = true}};
+
+			memory_left = n;
+			ck_assert(forward_to_controller(&d, &r));
+			memory_left = 0;
+			refused = fake_client.count == before;
+			if (refused)
+				ck_assert_msg(str_eq(r.answer, "500 out-of-memory: out of memory") ||
+				                  str_eq(r.answer, "502 unreachable: out of memory"),
+				              "allocation %ld: %s", n, r.answer);
+			else
+				ck_assert_int_gt(n, 3);
+			fake_request_close(&r);
+		}
 	}
 }
 END_TEST
@@ -517,6 +550,7 @@ int main(void)
 	tcase_add_test(one, a_call_that_cannot_be_made_is_answered);
 	tcase_add_test(one, the_controller_answers_itself);
 	tcase_add_test(one, the_controller_is_told_who_asks);
+	tcase_add_test(one, nothing_is_sent_without_memory);
 	tcase_add_test(one, a_service_is_told_who_the_controller_is);
 	suite_add_tcase(s, one);
 	tcase_add_checked_fixture(elected, setup_elected, teardown);

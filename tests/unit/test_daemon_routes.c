@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the answers of a service say, and what its requests change: test_daemon.c has who may send them. */
+#include <pwd.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "daemon_fixture.h"
+
+static struct daemon_fixture f;
+
+static void setup(void)
+{
+	daemon_fixture_start(&f, NULL);
+}
+
+static void teardown(void)
+{
+	daemon_fixture_teardown(&f);
+}
+
+static struct raw_answer ask(const char *method, const char *target, const char *body)
+{
+	return daemon_ask(&f, NULL, &(struct raw_request){.method = method, .target = target, .body = body});
+}
+
+static void expect(const char *method, const char *target, const char *body, int status, const char *words)
+{
+	struct raw_answer a = ask(method, target, body);
+
+	ck_assert_msg(a.status == status && strstr(a.body, words), "%s %s: %d: %s, not \"%s\"", method,
+	              target, a.status, a.body, words);
+	free(a.body);
+}
+
+/* Submits a script that waits for daemon_fixture_write(&f, "go", …). */
+static int64_t submit_waiting(const char *then, int slots)
+{
+	_cleanup_free_ char *script = str_printf("until [ -e %s/go ]; do sleep 0.02; done; %s", f.dir, then);
+
+	return daemon_submit(&f, NULL, script, 1, slots);
+}
+
+/* One that is started again where its node is taken from it. */
+static void submit_again(void)
+{
+	_cleanup_free_ char *body = str_printf(
+	    "{\"config\":{\"task\":\"command\",\"command\":[\"sh\",\"-c\",\"until [ -e %s/go ]; do sleep "
+	    "0.02; done\"],\"directory\":\"/\",\"resources\":{\"devices_per_node\":2,\"max_restarts\":1,"
+	    "\"grace\":5}}}",
+	    f.dir);
+
+	expect("POST", "/v1/runs", body, 201, "\"id\":1");
+	daemon_await(&f, 1, "running");
+}
+
+/* The newest first, each with what it is. */
+static void ck_list(const char *query, const int *ids, size_t count)
+{
+	_cleanup_free_ char *target = str_printf("/v1/runs%s", query);
+	_cleanup_json_ json_t *list = daemon_get(&f, NULL, target);
+	const json_t *runs = json_object_get(list, "runs");
+
+	ck_assert(json_is_array(runs));
+	ck_assert_msg(json_array_size(runs) == count, "%s: %zu", query, json_array_size(runs));
+	for (size_t i = 0; i < count; i++) {
+		const json_t *run = json_array_get(runs, i);
+
+		ck_assert_int_eq(json_get_int(run, "id", 0), ids[i]);
+		ck_assert_str_eq(json_get_string(run, "name", ""), "test");
+		ck_assert_str_ne(json_get_string(run, "state", ""), "");
+	}
+}
+
+START_TEST(runs_are_listed)
+{
+	static const int all[] = {4, 3, 2, 1};
+
+	ck_list("", NULL, 0);
+	for (int i = 0; i < 2; i++)
+		daemon_submit(&f, NULL, "true", 1, 2);
+	daemon_await(&f, 1, "succeeded");
+	daemon_await(&f, 2, "succeeded");
+	submit_waiting("true", 2);
+	daemon_await(&f, 3, "running");
+	daemon_submit(&f, NULL, "true", 1, 2);
+	ck_list("", all, 4);
+	ck_list("?state=all&limit=1000", all, 4);
+	ck_list("?state=active", all, 2);
+	ck_list("?state=succeeded", all + 2, 2);
+	ck_list("?state=failed", NULL, 0);
+	ck_list("?limit=1", all, 1);
+	ck_list("?limit=2&before=4", all + 1, 2);
+	ck_list("?before=1", NULL, 0);
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 4, "succeeded");
+}
+END_TEST
+
+/* An error that a rank has reported is the reason for whoever may see it; the loss of a peer is none. */
+START_TEST(what_a_rank_reports_is_the_reason)
+{
+	_cleanup_json_ json_t *run = NULL;
+	const char *reason, *detail;
+
+	submit_waiting("exit 3", 1);
+	daemon_await(&f, 1, "running");
+	expect("POST", "/v1/runs/1/events", "{\"kind\":\"nix\",\"rank\":0,\"message\":\"of no kind\"}", 200,
+	       "{}");
+	expect("POST", "/v1/runs/1/events",
+	       "{\"kind\":\"error\",\"rank\":0,\"message\":\"the disk is on fire\"}", 200, "{}");
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 1, "failed");
+	run = daemon_get(&f, NULL, "/v1/runs/1");
+	reason = json_get_string(run, "reason", "");
+	detail = json_get_string(run, "detail", "");
+	ck_assert_msg(strstr(reason, "the disk is on fire") || strstr(detail, "the disk is on fire"),
+	              "%s; %s", reason, detail);
+	ck_assert(!strstr(reason, "of no kind") && !strstr(detail, "of no kind"));
+}
+END_TEST
+
+START_TEST(ranks_have_logs)
+{
+	daemon_submit(&f, NULL, "echo rank $RANK", 1, 2);
+	daemon_await(&f, 1, "succeeded");
+	expect("GET", "/v1/runs/1/logs", NULL, 200, "rank 0\n");
+	expect("GET", "/v1/runs/1/logs?rank=1", NULL, 200, "rank 1\n");
+	expect("GET", "/v1/runs/1/logs?rank=1&tail=0", NULL, 200, "");
+	expect("GET", "/v1/runs/1/logs?rank=1&attempt=1", NULL, 200, "rank 1\n");
+	expect("GET", "/v1/runs/1/logs?rank=2", NULL, 404, "run 1 has the ranks 0 to 1\"");
+	expect("GET", "/v1/runs/1/logs?rank=-1", NULL, 400, "rank=-1");
+	expect("GET", "/v1/runs/1/logs?attempt=0", NULL, 400, "attempt=0");
+	expect("GET", "/v1/runs/1/logs?tail=-1", NULL, 400, "tail=-1");
+	expect("GET", "/v1/runs/1/logs?follow=2", NULL, 400, "follow=2");
+}
+END_TEST
+
+#define FIFTY "01234567890123456789012345678901234567890123456789"
+
+/* With its reason, which has a length; what runs there may stay or has to go. */
+START_TEST(a_node_is_drained)
+{
+	_cleanup_json_ json_t *kept = NULL;
+
+	expect("POST", "/v1/nodes/n1/drain", "{\"reason\":\"" FIFTY FIFTY FIFTY FIFTY "1\"}", 400,
+	       "reason: 201 bytes; at most 200 are possible");
+	expect("POST", "/v1/nodes/n1/drain", "{\"reason\":7}", 400, "reason");
+	expect("POST", "/v1/nodes/n1/drain", "[]", 400, "bad-json");
+	expect("GET", "/v1/nodes", NULL, 200, "\"state\":\"up\"");
+	submit_again();
+	expect("POST", "/v1/nodes/n1/drain",
+	       "{\"reason\":\"" FIFTY FIFTY FIFTY FIFTY "\",\"keep_runs\":true}", 200,
+	       FIFTY FIFTY FIFTY FIFTY "\"");
+	kept = daemon_get(&f, NULL, "/v1/runs/1");
+	ck_assert_str_eq(json_get_string(kept, "state", ""), "running");
+	expect("POST", "/v1/nodes/N1/drain", "{\"reason\":\"a new fan\"}", 200, "a new fan");
+	daemon_await(&f, 1, "queued");
+	expect("GET", "/v1/nodes", NULL, 200, "a new fan");
+	expect("POST", "/v1/nodes/n1/resume", NULL, 200, "\"state\":\"up\"");
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 1, "succeeded");
+}
+END_TEST
+
+START_TEST(a_device_is_drained)
+{
+	expect("POST", "/v1/nodes/n1/devices/1/drain", "{\"reason\":\"a new fan\"}", 200, "a new fan");
+	expect("GET", "/v1/devices?local=1", NULL, 200, "a new fan");
+	expect("GET", "/v1/devices", NULL, 200, "a new fan");
+	expect("POST", "/v1/nodes/n1/devices/0/drain", "[]", 400, "bad-json");
+	expect("POST", "/v1/nodes/n1/devices/0/drain", "{\"reason\":7}", 400, "reason");
+	/* A resumption has no reason: whatever comes with it is not read. */
+	expect("POST", "/v1/nodes/n1/devices/1/resume", "[]", 200, "\"state\":\"free\"");
+	expect("POST", "/v1/nodes/n1/devices/2/resume", NULL, 404, "no-such-device");
+	expect("POST", "/v1/nodes/n1/devices/-1/resume", NULL, 404,
+	       "there is no slot -1: slots have numbers");
+	expect("POST", "/v1/nodes/n2/devices/0/resume", NULL, 404, "there is no node n2 in the hosts file");
+}
+END_TEST
+
+/* Each of the three ways to name a run that is not there says so. */
+START_TEST(what_is_not_there_is_named)
+{
+	expect("GET", "/v1/runs/99", NULL, 404, "99");
+	expect("GET", "/v1/runs/x", NULL, 404, "there is no run x: runs have numbers");
+	expect("GET", "/v1/runs/0", NULL, 404, "there is no run 0: runs have numbers");
+	expect("DELETE", "/v1/local/runs/7", NULL, 404, "nothing of run 7 runs on node n1");
+	expect("POST", "/v1/nodes/n1/cancel-foreign", NULL, 404, "there is no foreign work on node n1");
+	expect("POST", "/v1/nodes/n1/cancel-foreign?run=5", NULL, 404,
+	       "there is no foreign run 5 on node n1");
+	expect("POST", "/v1/nodes/n2/cancel-foreign", NULL, 404, "there is no node n2 in the hosts file");
+	expect("POST", "/v1/nodes/n2/fence", NULL, 404, "there is no node n2 in the hosts file");
+	expect("POST", "/v1/nodes/n1/fence", NULL, 409,
+	       "node n1 is up: what runs there ends with dtrain cancel");
+	expect("GET", "/v1/runs?state=nix", NULL, 400, "state=nix: active, all, or a state is needed");
+}
+END_TEST
+
+/* A key that a rank puts is there for all others, until another attempt begins. */
+START_TEST(keys_are_kept_for_an_attempt)
+{
+	_cleanup_free_ char *big = calloc(1, (1 << 20) + 1);
+
+	submit_waiting("true", 2);
+	daemon_await(&f, 1, "running");
+	expect("GET", "/v1/runs/1/rendezvous/a", NULL, 404, "no-such-key");
+	expect("PUT", "/v1/runs/1/rendezvous/a", "one", 200, "{}");
+	expect("PUT", "/v1/runs/1/rendezvous/b/c?attempt=1", "two", 200, "{}");
+	expect("GET", "/v1/runs/1/rendezvous/a", NULL, 200, "one");
+	expect("GET", "/v1/runs/1/rendezvous/b/c", NULL, 200, "two");
+	expect("GET", "/v1/runs/1/rendezvous/b/c?attempt=2", NULL, 410, "run 1: attempt 2 is not under way");
+	/* 2 MiB, and 64 KiB for each of its two ranks. */
+	memset(big, 'x', 1 << 20);
+	expect("PUT", "/v1/runs/1/rendezvous/x", big, 200, "{}");
+	expect("PUT", "/v1/runs/1/rendezvous/y", big + 4096, 200, "{}");
+	expect("PUT", "/v1/runs/1/rendezvous/z", big + (1 << 20) - 131072, 200, "{}");
+	expect("PUT", "/v1/runs/1/rendezvous/more", big + (1 << 20) - 8192, 413, "\"rendezvous\"");
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 1, "succeeded");
+}
+END_TEST
+
+/* Both may have one number: a start that another controller makes, or a stop, is none of ours. */
+static char *stop_by(const char *controller)
+{
+	return str_printf("{\"run\":1,\"attempt\":1,\"grace\":1.0%s%s%s}",
+	                  controller ? ",\"controller\":\"" : "", controller ? controller : "",
+	                  controller ? "\"" : "");
+}
+
+START_TEST(a_node_obeys_its_own_controller)
+{
+	const int port = daemon_fixture_port();
+	_cleanup_free_ char *hosts = str_printf(
+	                        "n1 slots=2 addr=127.0.0.1 port=%d\nn2 addr=127.0.0.1 port=1\n", port),
+	                    *foreign = stop_by("n2"), *own = stop_by("N1");
+	struct raw_request stop = {.method = "POST", .target = "/v1/peer/stop", .body = foreign};
+	struct raw_answer a;
+
+	daemon_fixture_teardown(&f);
+	daemon_fixture_start(&f, &(struct daemon_setup){.hosts = hosts, .port = port});
+	daemon_submit(&f, NULL, "exec sleep 60", 1, 2);
+	daemon_await(&f, 1, "running");
+	a = daemon_ask_tls(&f, &stop);
+	ck_assert_msg(a.status == 410 &&
+	                  strstr(a.body, "n2 takes itself for the controller, n1 takes n1 for it"),
+	              "%d: %s", a.status, a.body);
+	free(a.body);
+	/* Answered after whatever the stop would have done. */
+	expect("GET", "/v1/local/runs", NULL, 200, "\"state\":\"running\"");
+	stop.body = own;
+	a = daemon_ask_tls(&f, &stop);
+	ck_assert_msg(a.status == 200, "%d: %s", a.status, a.body);
+	free(a.body);
+	daemon_await(&f, 1, "failed");
+}
+END_TEST
+
+int main(void)
+{
+	Suite *s = suite_create("daemon routes");
+	TCase *c = tcase_create("daemon routes");
+
+	tcase_set_timeout(c, 60);
+	tcase_add_checked_fixture(c, setup, teardown);
+	suite_add_tcase(s, c);
+	tcase_add_test(c, runs_are_listed);
+	tcase_add_test(c, what_a_rank_reports_is_the_reason);
+	tcase_add_test(c, ranks_have_logs);
+	tcase_add_test(c, a_node_is_drained);
+	tcase_add_test(c, a_device_is_drained);
+	tcase_add_test(c, what_is_not_there_is_named);
+	tcase_add_test(c, keys_are_kept_for_an_attempt);
+	tcase_add_test(c, a_node_obeys_its_own_controller);
+	return unit_run(s);
+}
