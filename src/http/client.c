@@ -575,7 +575,7 @@ int http_client_call(struct http_client *c, const struct http_call *call, struct
 	c->transfers = t;
 	t->easy = curl_easy_init();
 	r = t->easy ? set_call(t, call, err) : error_oom(err);
-	if (r == 0 && call->queue && (q->first || !has_room(q)))
+	if (r == 0 && (q->first || !has_room(q))) /* never in queue 0, which counts none */
 		enqueue(t);
 	else if (r == 0)
 		r = begin(t, err);

@@ -422,6 +422,8 @@ START_TEST(the_clusters_key_has_a_certificate)
 	gnutls_datum_t der;
 	struct error err = ERROR_INIT;
 	const time_t now = time(NULL);
+	unsigned char serial[2][64];
+	size_t len[2] = {64, 64};
 	char name[128];
 
 	ck_ok(identity_make(path, false, &err), &err);
@@ -443,6 +445,13 @@ START_TEST(the_clusters_key_has_a_certificate)
 	ck_assert_int_eq(memcmp(der.data, id->certificate_der, der.size), 0);
 	pin = pin_of(crt);
 	ck_assert_str_eq(id->pin, pin);
+	/* No two have one number. */
+	ck_assert_int_eq(gnutls_x509_crt_get_serial(crt, serial[0], &len[0]), 0);
+	ck_ok(identity_make(path, true, &err), &err);
+	gnutls_x509_crt_deinit(crt);
+	crt = read_certificate("cluster.pem");
+	ck_assert_int_eq(gnutls_x509_crt_get_serial(crt, serial[1], &len[1]), 0);
+	ck_assert_int_ne(memcmp(serial[0], serial[1], 15), 0);
 	gnutls_free(der.data);
 	gnutls_x509_crt_deinit(crt);
 }
@@ -455,8 +464,10 @@ START_TEST(a_key_is_written_once)
 	                    *target = in_dir("target"), *text = NULL;
 	struct error err = ERROR_INIT;
 
-	ck_assert_int_eq(identity_make(nowhere, false, &err), -ENOENT);
-	ck_assert_ptr_nonnull(strstr(err.message, "cannot write"));
+	for (int force = 0; force < 2; force++) {
+		ck_assert_int_eq(identity_make(nowhere, force, &err), -ENOENT);
+		ck_assert_ptr_nonnull(strstr(err.message, "cannot write"));
+	}
 	/* The file that it points to is not there yet. */
 	ck_assert_int_eq(symlink(target, path), 0);
 	ck_assert_int_lt(identity_make(path, false, &err), 0);

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -147,11 +148,13 @@ START_TEST(it_serves)
 	_cleanup_free_ char *config = str_path_join(dir, "dtraind.conf"),
 	                    *socket = str_path_join(dir, "dtraind.sock");
 	struct raw_request version = {.method = "GET", .target = "/v1/version"};
+	struct rlimit limit = {64, 512};
 	struct raw_answer a;
 	pid_t pid;
 
 	write_config("");
 	write_text("hosts", "n1 slots=2 addr=127.0.0.1\n", 0644);
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0); /* the test's own, and the service's */
 	pid = start(RUN("-c", config), 0);
 	while (!http_unix_answers(socket)) {
 		ck_assert_int_eq(waitpid(pid, NULL, WNOHANG), 0);
@@ -160,9 +163,13 @@ START_TEST(it_serves)
 	a = raw_ask(raw_connect_unix(socket), &version);
 	ck_assert_int_eq(a.status, 200);
 	free(a.body);
-	/* Nothing runs that could be ended. */
-	ck_assert_int_eq(kill(pid, SIGTERM), 0);
+	/* Callers need many descriptors: it has as many as it may have. */
+	ck_assert_int_eq(prlimit(pid, RLIMIT_NOFILE, NULL, &limit), 0);
+	ck_assert_uint_eq(limit.rlim_cur, 512);
+	ck_assert_uint_eq(limit.rlim_max, 512);
+	ck_assert_int_eq(kill(pid, _i ? SIGINT : SIGTERM), 0);
 	ck_assert_int_eq(end(pid), 0);
+	/* Nothing runs that could be ended. */
 	ck_run(RUN("--end-runs", "-c", config), 0, "", "");
 }
 END_TEST
@@ -366,7 +373,7 @@ int main(void)
 	suite_add_tcase(s, c);
 	tcase_add_test(c, options_are_understood);
 	tcase_add_test(c, a_configuration_is_checked);
-	tcase_add_test(c, it_serves);
+	tcase_add_loop_test(c, it_serves, 0, 2);
 	tcase_add_test(c, the_state_of_the_controller_is_told);
 	tcase_add_test(c, the_end_of_runs_is_told);
 	tcase_add_test(c, the_state_of_a_node_is_told);

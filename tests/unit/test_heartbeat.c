@@ -11,6 +11,7 @@
 #include "dtraind/heartbeat.h"
 #include "dtraind/log_streams.h"
 #include "dtraind/status.h"
+#include "failing_memory.h"
 #include "fake_client.h"
 #include "node/lease.h"
 
@@ -40,9 +41,13 @@ bool node_is_shutting_down(const struct node *n)
 
 int node_devices(const struct node *n, struct device_list *out, struct error *err)
 {
+	const long left = memory_left; /* the node's own memory is not what fails */
+
+	memory_left = 0;
 	*out = (struct device_list){.devices = calloc(1, sizeof(*out->devices)), .count = 1};
 	out->devices[0] = (struct device_info){
 	    .node = strdup("n1"), .name = strdup("CPU"), .threads = 1, .memory = 1, .state = SLOT_FREE};
+	memory_left = left;
 	return 0;
 }
 
@@ -446,6 +451,51 @@ START_TEST(a_cancelled_one_ends_it)
 }
 END_TEST
 
+/* The service ends: nobody is told of an answer. */
+START_TEST(the_end_cancels_what_is_under_way)
+{
+	const struct report report = {.run = 7, .attempt = 2, .node = (char *)"n1", .state = ATTEMPT_RUNNING};
+	struct http_transfer *heartbeat, *reports;
+
+	heartbeats_send(d.heartbeats);
+	heartbeat = fake_client_last();
+	heartbeats_report(d.heartbeats, &report);
+	reports = fake_client_last();
+	ck_assert_ptr_ne(heartbeat, reports);
+	heartbeats_destroy(steal_pointer(d.heartbeats));
+	ck_assert(heartbeat->cancelled);
+	ck_assert(reports->cancelled);
+}
+END_TEST
+
+/* What cannot be said whole is not said. */
+START_TEST(without_memory_nothing_is_said)
+{
+	bool refused = true;
+
+	for (long n = 1; refused; n++) {
+		_cleanup_json_ json_t *b = NULL;
+
+		memory_refused = false;
+		memory_left = n;
+		heartbeats_send(d.heartbeats);
+		memory_left = 0;
+		refused = fake_client.count == 0;
+		if (refused) {
+			ck_assert_msg(memory_refused, "allocation %ld", n);
+			ck_assert(heartbeats_are_idle(d.heartbeats));
+			continue;
+		}
+		ck_assert_int_gt(n, 6);
+		b = body_of(fake_client_last());
+		ck_assert_str_eq(json_get_string(b, "node", ""), "n1");
+		ck_assert_uint_eq(strlen(json_get_string(b, "hosts", "")), HOSTS_HASH_SIZE - 1);
+		ck_assert_str_eq(json_get_string(b, "instance", ""), "mine");
+		ck_assert_str_eq(json_get_string(b, "version", ""), DTRAIN_VERSION);
+	}
+}
+END_TEST
+
 START_TEST(a_call_that_cannot_be_made_is_made_later)
 {
 	fake_client.refusal = "no cluster key";
@@ -766,6 +816,8 @@ int main(void)
 	tcase_add_test(c, a_busy_controller_is_given_time);
 	tcase_add_test(c, one_is_under_way_at_a_time);
 	tcase_add_test(c, a_cancelled_one_ends_it);
+	tcase_add_test(c, the_end_cancels_what_is_under_way);
+	tcase_add_test(c, without_memory_nothing_is_said);
 	tcase_add_test(c, a_call_that_cannot_be_made_is_made_later);
 	tcase_add_test(c, lateness_of_the_loop_is_measured);
 	tcase_add_test(c, a_change_is_reported_at_once);

@@ -40,6 +40,8 @@ START_TEST(routes_match)
 	    {"GET", "/v1/runs/{}", HTTP_ANY, nothing},
 	    {"DELETE", "/v1/runs/{}", HTTP_ANY, nothing},
 	    {"PUT", "/v1/runs/{}/rendezvous/{...}", HTTP_ANY, nothing},
+	    {"GET", "/three/{}/{}/{}", HTTP_ANY, nothing},
+	    {"GET", "/four/{}/{}/{}/{}", HTTP_ANY, nothing}, /* more than there can be */
 	};
 	static const struct {
 		const char *method, *path;
@@ -56,10 +58,20 @@ START_TEST(routes_match)
 	    {"PUT", "/v1/runs/17/rendezvous/a/b", 0, 3, "17", "a/b"},
 	    {"PUT", "/v1/runs/17/rendezvous/", -ENOENT, 0, NULL, NULL},
 	    {"GET", "/v1/runs/17/rendezvous/a", -EOPNOTSUPP, 0, NULL, NULL},
+	    {"GET", "/three/a/b", -ENOENT, 0, NULL, NULL},
+	    {"GET", "/four/a/b/c/d", -ENOENT, 0, NULL, NULL},
 	    {"GET", "/", -ENOENT, 0, NULL, NULL},
 	    {"GET", "", -ENOENT, 0, NULL, NULL},
 	};
 
+	{
+		struct http_match m;
+
+		ck_assert_int_eq(http_route_match(routes, ARRAY_SIZE(routes), "GET", "/three/a/bc/d", &m), 0);
+		ck_assert_uint_eq(m.count, 3);
+		ck_assert_uint_eq(m.captures[2].start, strlen("/three/a/bc/"));
+		ck_assert_uint_eq(m.captures[2].len, 1);
+	}
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		const char *want[] = {cases[i].first, cases[i].second};
 		struct http_match m;

@@ -15,7 +15,7 @@
 #include "base/str.h"
 #include "http/client.h"
 #include "http/identity.h"
-#include "http/server.h"
+#include "http/internal.h"
 #include "raw_http.h"
 
 enum { LONGEST_ANSWER = 64 << 20 };
@@ -72,7 +72,13 @@ static void on_stream_closed(void *context)
 static void begin_stream(void *context, struct http_request *r)
 {
 	stream = http_reply_stream(r, 203, "text/x-pieces");
+	MHD_add_response_footer(r->response, "X-Trailer", "after the last piece");
 	http_request_on_close(r, on_stream_closed, NULL);
+}
+
+static void take(void *context, struct http_request *r)
+{
+	http_reply_json(r, 200, json_object());
 }
 
 static void answer_long(void *context, struct http_request *r)
@@ -84,10 +90,15 @@ static void answer_long(void *context, struct http_request *r)
 }
 
 static const struct http_route routes[] = {
-    {"GET", "/tell", HTTP_PEER, tell},        {"POST", "/tell", HTTP_PEER, tell},
-    {"PUT", "/tell", HTTP_PEER, tell},        {"DELETE", "/tell", HTTP_PEER, tell},
-    {"GET", "/hold", HTTP_PEER, hold},        {"GET", "/stream", HTTP_PEER, begin_stream},
+    {"GET", "/tell", HTTP_PEER, tell},
+    {"POST", "/tell", HTTP_PEER, tell},
+    {"PUT", "/tell", HTTP_PEER, tell},
+    {"DELETE", "/tell", HTTP_PEER, tell},
+    {"GET", "/hold", HTTP_ANY, hold},
+    {"GET", "/stream", HTTP_PEER, begin_stream},
     {"GET", "/long", HTTP_PEER, answer_long},
+    {"POST", "/take", HTTP_PEER, take},
+    {"POST", "/take/8", HTTP_PEER | HTTP_BODY_8M, take},
 };
 
 static void listen_at(const char *address)
@@ -314,7 +325,6 @@ START_TEST(an_answer_has_a_status_and_a_body)
 	ck_assert_uint_eq(a.len, 0);
 	ck_assert_str_eq(a.type, "text/plain");
 	release(&a);
-	/* Nobody needs to be told. */
 	begin(&a, (struct http_call){.target = "/hold"});
 	while (!held)
 		turn();
@@ -342,6 +352,33 @@ START_TEST(an_answer_may_have_64_mib)
 	ck_assert_int_eq(a.status, 0);
 	ck_assert_int_eq(a.code, -EIO);
 	release(&a);
+}
+END_TEST
+
+/* The limit is that of the route, or of the service; one byte more is refused. */
+START_TEST(a_body_has_a_limit)
+{
+	static const struct {
+		const char *target;
+		size_t limit;
+	} cases[] = {{"/take", 1 << 20}, {"/take/8", 8 << 20}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *words =
+		    str_printf("the request's body is larger than %zu bytes", cases[i].limit);
+		struct http_call call = {
+		    .method = "POST", .target = cases[i].target, .body = big, .len = cases[i].limit};
+		struct asked a = {0};
+
+		ask(&a, call);
+		release(&a);
+		call.len++;
+		begin(&a, call);
+		finish(&a);
+		ck_assert_int_eq(a.status, 413);
+		ck_assert_msg(strstr(a.body, "\"too-large\"") && strstr(a.body, words), "%s", a.body);
+		release(&a);
+	}
 }
 END_TEST
 
@@ -544,6 +581,49 @@ START_TEST(an_address_may_be_one_of_ipv6)
 }
 END_TEST
 
+/* With what is no key nobody is served; who is served already goes on. */
+START_TEST(a_key_that_is_none_changes_nothing)
+{
+	struct identity none = *id;
+	struct error err = ERROR_INIT;
+	struct asked a = {0};
+	int fd;
+
+	none.key = (char *)"none";
+	ck_ok(http_bind_tcp("127.0.0.1", 0, &fd, &err), &err);
+	ck_assert_int_eq(http_server_listen_tls(server, fd, &none, &err), -EIO);
+	ck_assert_str_eq(err.message, "cannot start serving HTTP over TLS");
+	ck_assert_int_eq(http_server_set_identity(server, &none, &err), -EIO);
+	ask(&a, (struct http_call){.target = "/tell"});
+	release(&a);
+}
+END_TEST
+
+/* Each caller that waits gets an answer, and the handlers know that it has. */
+START_TEST(the_end_of_a_service_is_an_answer)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "socket");
+	char answer[1024] = "";
+	struct error err = ERROR_INIT;
+	size_t len = 0;
+	ssize_t n;
+	int fd;
+
+	ck_ok(http_bind_unix(path, 0600, NULL, &fd, &err), &err);
+	ck_ok(http_server_listen_unix(server, fd, &err), &err);
+	fd = raw_connect_unix(path);
+	ck_assert_int_gt(dprintf(fd, "GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"), 0);
+	while (!held)
+		turn();
+	http_server_destroy(steal_pointer(server));
+	ck_assert_int_eq(held_count, 0);
+	while ((n = read(fd, answer + len, sizeof(answer) - 1 - len)) > 0)
+		len += (size_t)n;
+	ck_assert_msg(str_starts(answer, "HTTP/1.1 503 ") && strstr(answer, "\"stopping\""), "%s", answer);
+	close(fd);
+}
+END_TEST
+
 /* It has another key before anybody can connect, and says so to the first one. */
 START_TEST(a_key_may_change_before_a_service_listens)
 {
@@ -603,6 +683,7 @@ int main(void)
 	tcase_add_loop_test(c, a_request_arrives_as_it_was_made, 0, ARRAY_SIZE(requests));
 	tcase_add_test(c, an_answer_has_a_status_and_a_body);
 	tcase_add_test(c, an_answer_may_have_64_mib);
+	tcase_add_test(c, a_body_has_a_limit);
 	tcase_add_test(c, an_answer_comes_piece_by_piece);
 	tcase_add_test(c, an_answer_that_breaks_off_is_an_error);
 	tcase_add_test(c, a_reader_may_pause);
@@ -612,6 +693,8 @@ int main(void)
 	tcase_add_test(c, no_proxy_stands_between_services);
 	tcase_add_test(c, a_connection_is_quick_and_watched);
 	tcase_add_test(c, an_address_may_be_one_of_ipv6);
+	tcase_add_test(c, a_key_that_is_none_changes_nothing);
+	tcase_add_test(c, the_end_of_a_service_is_an_answer);
 	tcase_add_test(c, a_key_may_change_before_a_service_listens);
 	tcase_add_test(c, who_cannot_be_accepted_is_accepted_later);
 	return unit_run(s);

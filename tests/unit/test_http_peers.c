@@ -238,17 +238,21 @@ END_TEST
 /* It shall connect anew, maybe with a better certificate. */
 START_TEST(who_is_not_known_has_no_connection)
 {
-	struct raw_request q = {
-	    .method = "GET", .target = "/who", .header = "Dtrain-User: nonsense", .stays = true};
-	struct raw_answer a;
+	static const char *const headers[] = {"Dtrain-User: nonsense", "Dtrain-User: 5", "Dtrain-User: 5:6",
+	                                      "Dtrain-User: :6:eve", "Dtrain-User: 5:x:eve"};
 	struct service s;
 
 	service_start(&s);
-	a = raw_ask_tls(raw_connect_tcp(s.port), s.id->certificate, s.id->key, &q);
-	ck_assert_int_eq(a.status, 403);
-	ck_assert_str_eq(a.code, "not-allowed");
-	ck_assert_ptr_nonnull(strstr(a.body, "the caller's identity cannot be told"));
-	free(a.body);
+	for (size_t i = 0; i < ARRAY_SIZE(headers); i++) {
+		struct raw_request q = {
+		    .method = "GET", .target = "/who", .header = headers[i], .stays = true};
+		struct raw_answer a = raw_ask_tls(raw_connect_tcp(s.port), s.id->certificate, s.id->key, &q);
+
+		ck_assert_msg(a.status == 403, "%s: %d: %s", headers[i], a.status, a.body);
+		ck_assert_str_eq(a.code, "not-allowed");
+		ck_assert_ptr_nonnull(strstr(a.body, "the caller's identity cannot be told"));
+		free(a.body);
+	}
 	service_stop(&s);
 }
 END_TEST
