@@ -6,8 +6,9 @@
 
 #include "unit.h"
 
-static _Thread_local long memory_left; /* allocations until one fails; 0: none does */
-static _Thread_local bool memory_refused;
+/* Volatile, for compilers know that an allocation reads no variable. */
+static _Thread_local volatile long memory_left; /* allocations until one fails; 0: none does */
+static _Thread_local volatile bool memory_refused;
 
 static bool memory_refuses(void)
 {

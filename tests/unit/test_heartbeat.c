@@ -487,6 +487,8 @@ START_TEST(without_memory_nothing_is_said)
 			continue;
 		}
 		ck_assert_int_gt(n, 6);
+		if (!fake_client_last()->text) /* it was the stand-in for the client that had none */
+			break;
 		b = body_of(fake_client_last());
 		ck_assert_str_eq(json_get_string(b, "node", ""), "n1");
 		ck_assert_uint_eq(strlen(json_get_string(b, "hosts", "")), HOSTS_HASH_SIZE - 1);
