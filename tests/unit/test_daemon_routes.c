@@ -258,6 +258,100 @@ START_TEST(a_node_obeys_its_own_controller)
 }
 END_TEST
 
+/* Of another cluster, or of an older life of the controller. */
+START_TEST(a_stop_that_is_out_of_date_is_refused)
+{
+	const int port = daemon_fixture_port();
+	_cleanup_free_ char *hosts =
+	    str_printf("n1 slots=2 addr=127.0.0.1 port=%d\nn2 addr=127.0.0.1 port=1\n", port);
+	_cleanup_json_ json_t *local = NULL;
+	const json_t *run;
+
+	daemon_fixture_teardown(&f);
+	daemon_fixture_start(&f, &(struct daemon_setup){.hosts = hosts, .port = port});
+	daemon_fixture_stop(&f);
+	daemon_fixture_again(&f);
+	daemon_submit(&f, NULL, "exec sleep 60", 1, 2);
+	daemon_await(&f, 1, "running");
+	local = daemon_get(&f, NULL, "/v1/local/runs");
+	run = json_array_get(json_object_get(local, "runs"), 0);
+	ck_assert_int_gt(json_get_int(run, "epoch", 0), 1);
+	for (int i = 0; i < 3; i++) {
+		_cleanup_free_ char *body =
+		    str_printf("{\"run\":1,\"attempt\":1,\"grace\":1.0,\"cluster\":\"%s\",\"epoch\":%d}",
+		               i == 0 ? "another" : json_get_string(run, "cluster", ""),
+		               (int)json_get_int(run, "epoch", 0) - (i == 1));
+		struct raw_request stop = {.method = "POST", .target = "/v1/peer/stop", .body = body};
+		struct raw_answer a = daemon_ask_tls(&f, &stop);
+
+		ck_assert_msg(a.status == (i == 0   ? 403
+		                           : i == 1 ? 410
+		                                    : 200),
+		              "%d: %d: %s", i, a.status, a.body);
+		free(a.body);
+		if (i < 2)
+			expect("GET", "/v1/local/runs", NULL, 200, "\"state\":\"running\"");
+	}
+	daemon_await(&f, 1, "failed");
+}
+END_TEST
+
+/* Each line of a metric follows the two that explain it. */
+START_TEST(metrics_are_explained)
+{
+	static const char *const lines[] = {
+	    "dtrain_run_step{run=\"1\",name=\"test\"} 5\n",
+	    "dtrain_run_loss{run=\"1\",name=\"test\"} 2.5\n",
+	    "dtrain_run_learning_rate{run=\"1\",name=\"test\"} 0.001\n",
+	    "dtrain_run_tokens_per_second{run=\"1\",name=\"test\"} 1000\n",
+	    "dtrain_run_eta_seconds{run=\"1\",name=\"test\"} 60.5\n",
+	    "dtrain_run_restarts_total{run=\"1\",name=\"test\"} 0\n",
+	    "dtrain_run_node_failures_total{run=\"1\",name=\"test\"} 0\n",
+	    "dtrain_runs{state=\"running\"} 1\n",
+	    "dtrain_runs{state=\"queued\"} 1\n",
+	    "dtrain_runs{state=\"failed\"} 0\n",
+	    "dtrain_node_up{node=\"n1\"} 1\n",
+	    "dtrain_slots{node=\"n1\"} 2\n",
+	    "dtrain_slots_free{node=\"n1\"} 0\n",
+	    "dtrain_slots_reserved{node=\"n1\"} 0\n",
+	    "dtrain_slots_drained{node=\"n1\"} 0\n",
+	    "dtrain_event_loop_lag_seconds 0",
+	    "dtrain_event_loop_lag_max_seconds 0",
+	};
+	static const char *const explained[] = {
+	    "dtrain_gpu_memory_bytes",        "dtrain_gpu_memory_used_bytes", "dtrain_gpu_utilization_ratio",
+	    "dtrain_gpu_temperature_celsius", "dtrain_gpu_power_watts",       "dtrain_gpu_power_limit_watts",
+	    "dtrain_gpu_ecc_errors_total"};
+	struct raw_answer a;
+
+	submit_waiting("true", 2);
+	daemon_await(&f, 1, "running");
+	submit_waiting("true", 2);
+	expect("POST", "/v1/runs/1/metrics",
+	       "{\"step\":5,\"loss\":2.5,\"learning_rate\":0.001,\"tokens_per_second\":1000,"
+	       "\"eta_seconds\":60.5}\n",
+	       200, "{}");
+	a = ask("GET", "/metrics", NULL);
+	ck_assert_int_eq(a.status, 200);
+	for (size_t i = 0; i < ARRAY_SIZE(lines); i++)
+		ck_assert_msg(strstr(a.body, lines[i]), "no %s in\n%s", lines[i], a.body);
+	for (size_t i = 0; i < ARRAY_SIZE(lines) + ARRAY_SIZE(explained); i++) {
+		const char *name = i < ARRAY_SIZE(lines) ? lines[i] : explained[i - ARRAY_SIZE(lines)];
+		const size_t len = strcspn(name, "{ ");
+		_cleanup_free_ char *help = str_printf("# HELP %.*s ", (int)len, name),
+		                    *gauge = str_printf("\n# TYPE %.*s gauge\n", (int)len, name),
+		                    *counter = str_printf("\n# TYPE %.*s counter\n", (int)len, name);
+		const bool counts = len > 6 && strncmp(name + len - 6, "_total", 6) == 0;
+
+		ck_assert_msg(strstr(a.body, help), "no %s", help);
+		ck_assert_msg(strstr(a.body, counts ? counter : gauge), "no type of %.*s", (int)len, name);
+	}
+	free(a.body);
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 2, "succeeded");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("daemon routes");
@@ -274,5 +368,7 @@ int main(void)
 	tcase_add_test(c, what_is_not_there_is_named);
 	tcase_add_test(c, keys_are_kept_for_an_attempt);
 	tcase_add_test(c, a_node_obeys_its_own_controller);
+	tcase_add_test(c, a_stop_that_is_out_of_date_is_refused);
+	tcase_add_test(c, metrics_are_explained);
 	return unit_run(s);
 }
