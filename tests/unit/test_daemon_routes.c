@@ -7,6 +7,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "daemon_fixture.h"
+#include "dtraind/routes/routes.h"
 
 static struct daemon_fixture f;
 
@@ -29,7 +30,7 @@ static void expect(const char *method, const char *target, const char *body, int
 {
 	struct raw_answer a = ask(method, target, body);
 
-	ck_assert_msg(a.status == status && strstr(a.body, words), "%s %s: %d: %s, not \"%s\"", method,
+	ck_assert_msg(a.status == status && strstr(a.body, words), "%s %s: %d: %.600s, not \"%.300s\"", method,
 	              target, a.status, a.body, words);
 	free(a.body);
 }
@@ -195,6 +196,30 @@ START_TEST(what_is_not_there_is_named)
 	expect("POST", "/v1/nodes/n1/fence", NULL, 409,
 	       "node n1 is up: what runs there ends with dtrain cancel");
 	expect("GET", "/v1/runs?state=nix", NULL, 400, "state=nix: active, all, or a state is needed");
+}
+END_TEST
+
+/* One line is a report; it has a length, and those of an earlier attempt are not taken. */
+START_TEST(a_report_has_a_length)
+{
+	_cleanup_strbuf_ struct strbuf body = {0};
+
+	submit_waiting("true", 2);
+	daemon_await(&f, 1, "running");
+	strbuf_adds(&body, "{\"step\":1,\"x\":\"");
+	while (body.len < METRICS_REPORT_MAX - 2)
+		strbuf_addc(&body, 'x');
+	strbuf_adds(&body, "\"}");
+	ck_assert_uint_eq(body.len, METRICS_REPORT_MAX);
+	expect("POST", "/v1/runs/1/metrics", body.data, 200, "{}");
+	expect("GET", "/v1/runs/1/metrics", NULL, 200, "xxx\"}\n");
+	strbuf_adds(&body, " ");
+	expect("POST", "/v1/runs/1/metrics", body.data, 400, "bytes: at most");
+	expect("POST", "/v1/runs/1/metrics", "7\n", 400, "metrics: a JSON object per line is needed");
+	expect("POST", "/v1/runs/1/metrics?attempt=2", "{}\n", 410, "run 1: attempt 2 is not under way");
+	daemon_fixture_write(&f, "go", "");
+	daemon_await(&f, 1, "succeeded");
+	expect("POST", "/v1/runs/1/metrics", "{}\n", 409, "run 1 has ended");
 }
 END_TEST
 
@@ -366,6 +391,7 @@ int main(void)
 	tcase_add_test(c, a_node_is_drained);
 	tcase_add_test(c, a_device_is_drained);
 	tcase_add_test(c, what_is_not_there_is_named);
+	tcase_add_test(c, a_report_has_a_length);
 	tcase_add_test(c, keys_are_kept_for_an_attempt);
 	tcase_add_test(c, a_node_obeys_its_own_controller);
 	tcase_add_test(c, a_stop_that_is_out_of_date_is_refused);
