@@ -12,6 +12,48 @@
 #include "http/identity.h"
 #include "unit.h"
 
+/* ---- the event loop, which may take no more ---- */
+
+static long sources_left; /* until one is refused; 0: none is */
+static bool source_refused;
+
+static bool refuses_source(void)
+{
+	if (sources_left == 0 || --sources_left > 0)
+		return false;
+	source_refused = true;
+	return true;
+}
+
+#define DEFINE_REFUSING(NAME, PARAMETERS, ...)                                                               \
+	int __real_sd_event_##NAME PARAMETERS;                                                               \
+	int __wrap_sd_event_##NAME PARAMETERS;                                                               \
+	int __wrap_sd_event_##NAME PARAMETERS                                                                \
+	{                                                                                                    \
+		return refuses_source() ? -ENOSPC : __real_sd_event_##NAME(__VA_ARGS__);                     \
+	}
+
+DEFINE_REFUSING(add_io,
+                (sd_event * e, sd_event_source **s, int fd, uint32_t events, sd_event_io_handler_t f,
+                 void *context),
+                e, s, fd, events, f, context)
+DEFINE_REFUSING(add_time,
+                (sd_event * e, sd_event_source **s, clockid_t clock, uint64_t usec, uint64_t accuracy,
+                 sd_event_time_handler_t f, void *context),
+                e, s, clock, usec, accuracy, f, context)
+DEFINE_REFUSING(add_time_relative,
+                (sd_event * e, sd_event_source **s, clockid_t clock, uint64_t usec, uint64_t accuracy,
+                 sd_event_time_handler_t f, void *context),
+                e, s, clock, usec, accuracy, f, context)
+DEFINE_REFUSING(add_defer, (sd_event * e, sd_event_source **s, sd_event_handler_t f, void *context), e, s, f,
+                context)
+DEFINE_REFUSING(add_signal,
+                (sd_event * e, sd_event_source **s, int number, sd_event_signal_handler_t f, void *context),
+                e, s, number, f, context)
+DEFINE_REFUSING(source_set_priority, (sd_event_source * s, int64_t priority), s, priority)
+
+/* ---- files ---- */
+
 static char *dir;
 
 static void setup(void)
@@ -342,25 +384,61 @@ static int send_heartbeat(void *context, struct error *err)
 	return memory_refused ? -ENOMEM : 0;
 }
 
-START_TEST(memory_may_run_out_while_a_service_is_created)
+/* The files of a service of a cluster of two; the path is the caller's. */
+static char *write_service(void)
 {
 	_cleanup_free_ char *lines = str_printf(
-	                        "node = \"n1\"; cpu_slots = 2; group = \"\"; listen = \"127.0.0.1\"; "
-	                        "runtime_dir = \"%s/run\"; log_dir = \"%s/log\"; socket = \"%s/sock\"; "
-	                        "worker_dir = \"%s\";",
-	                        dir, dir, dir, dir),
-	                    *path = str_path_join(dir, "dtraind.conf");
+	    "node = \"n1\"; cpu_slots = 2; group = \"\"; listen = \"127.0.0.1\"; runtime_dir = \"%s/run\"; "
+	    "log_dir = \"%s/log\"; socket = \"%s/sock\"; worker_dir = \"%s\";",
+	    dir, dir, dir, dir);
 	_cleanup_(settings_freep) struct settings *s = NULL;
-	struct daemon *d = NULL;
 	struct error err = ERROR_INIT;
 
 	make_key();
 	ck_ok(read_settings(lines, "n1 slots=2 port=29631\nn2\n", &s, &err), &err);
+	return str_path_join(dir, "dtraind.conf");
+}
+
+START_TEST(memory_may_run_out_while_a_service_is_created)
+{
+	_cleanup_free_ char *path = write_service();
+	struct daemon *d = NULL;
+	struct error err = ERROR_INIT;
+
 	memory_runs_out(create_service, path);
 	ck_ok(daemon_create(path, &d, &err), &err);
 	memory_runs_out(send_heartbeat, d->heartbeats);
 	ck_assert(heartbeats_are_idle(d->heartbeats));
 	daemon_destroy(d);
+}
+END_TEST
+
+/* Whatever the event loop does not take, a service that lacks it is not created. */
+START_TEST(a_service_has_all_of_its_sources)
+{
+	_cleanup_free_ char *path = write_service();
+
+	for (long n = 1;; n++) {
+		struct error err = ERROR_INIT;
+		struct daemon *d = NULL;
+		int r;
+
+		mark_point();
+		source_refused = false;
+		sources_left = n;
+		r = daemon_create(path, &d, &err);
+		sources_left = 0;
+		if (!source_refused) {
+			ck_ok(r, &err);
+			ck_assert_int_gt(n, 20);
+			daemon_destroy(d);
+			break;
+		}
+		ck_assert_msg(r == -ENOSPC, "source %ld: %d: %s", n, r, err.message);
+		ck_assert_msg(strstr(err.message, "No space left on device"), "source %ld: %s", n,
+		              err.message);
+		ck_assert_ptr_null(d);
+	}
 }
 END_TEST
 
@@ -376,6 +454,7 @@ int main(void)
 	tcase_add_test(c, memory_may_run_out_at_any_place);
 	tcase_add_test(c, memory_may_run_out_while_a_service_is_created);
 	tcase_add_test(c, a_record_is_written_once);
+	tcase_add_test(c, a_service_has_all_of_its_sources);
 	tcase_add_test(c, the_record_is_written_off_the_event_loop);
 	tcase_add_test(c, files_that_do_not_fit_together_are_refused);
 	tcase_add_test(c, a_cluster_needs_a_key);
