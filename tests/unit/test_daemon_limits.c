@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <pwd.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -130,6 +131,41 @@ START_TEST(a_run_may_be_too_large_for_the_store)
 }
 END_TEST
 
+/* As whom the service takes itself to run, in memory that it shares with the test; -1: as it does. */
+static volatile int *pretended;
+static pid_t tester;
+
+uid_t __real_geteuid(void);
+uid_t __wrap_geteuid(void);
+uid_t __wrap_geteuid(void)
+{
+	return pretended && *pretended >= 0 && getpid() != tester ? (uid_t)*pretended : __real_geteuid();
+}
+
+/* It can start programs as itself alone. */
+START_TEST(a_service_of_an_ordinary_user_is_for_that_user)
+{
+	static const struct person other = {1, 1, "daemon"};
+	const struct person *user = find_user();
+
+	pretended = mmap(NULL, sizeof(*pretended), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	*pretended = -1;
+	tester = getpid();
+	daemon_fixture_start(&f, NULL);
+	if (!user) {
+		printf("daemon_limits: only root can send requests as another user: not tested\n");
+		return;
+	}
+	refused(user, 99, 409, "\"impossible\"");
+	*pretended = (int)user->uid;
+	refused(NULL, 1, 403,
+	        "dtraind runs as an ordinary user here and can start programs as that user only");
+	refused(&other, 1, 403, "dtraind runs as an ordinary user here");
+	refused(user, 99, 409, "\"impossible\"");
+	*pretended = -1;
+}
+END_TEST
+
 START_TEST(a_submission_that_came_again_is_answered_there)
 {
 	repeated = true; /* in the service, which is forked */
@@ -228,6 +264,7 @@ int main(void)
 	tcase_add_test(c, a_reload_changes_the_limits);
 	tcase_add_test(c, a_run_may_be_too_large_for_the_store);
 	tcase_add_test(c, a_submission_that_came_again_is_answered_there);
+	tcase_add_test(c, a_service_of_an_ordinary_user_is_for_that_user);
 	tcase_add_test(c, a_submission_with_a_key_is_made_once);
 	tcase_add_test(c, the_log_of_a_rank_has_a_quota);
 	return unit_run(s);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The program dtraind: its command line, and what the service manager and it say to each other. */
 #include <fcntl.h>
+#include <grp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <string.h>
@@ -38,15 +39,20 @@ static void write_text(const char *name, const char *text, mode_t mode)
 	ck_ok(file_write_atomic(path, text, strlen(text), mode, &err), &err);
 }
 
-static void write_config(const char *lines)
+static void write_config_for(const char *group, const char *lines)
 {
 	_cleanup_free_ char *text = str_printf(
 	    "node = \"n1\"; hosts_file = \"%s/hosts\"; cluster_key = \"%s/cluster.pem\"; socket = "
 	    "\"%s/dtraind.sock\"; runtime_dir = \"%s/run\"; state_dir = \"%s/state\"; log_dir = \"%s/log\"; "
-	    "group = \"\"; cpu_slots = 2;\n%s",
-	    dir, dir, dir, dir, dir, dir, lines);
+	    "group = \"%s\"; cpu_slots = 2;\n%s",
+	    dir, dir, dir, dir, dir, dir, group, lines);
 
 	write_text("dtraind.conf", text, 0644);
+}
+
+static void write_config(const char *lines)
+{
+	write_config_for("", lines);
 }
 
 /* passed: a socket of the service manager's; 0: none. */
@@ -171,6 +177,69 @@ START_TEST(it_serves)
 	ck_assert_int_eq(end(pid), 0);
 	/* Nothing runs that could be ended. */
 	ck_run(RUN("--end-runs", "-c", config), 0, "", "");
+}
+END_TEST
+
+/* Who may use the socket; where there is no such group, root alone. */
+START_TEST(the_socket_is_for_a_group)
+{
+	static const struct {
+		const char *group;
+		mode_t mode;
+		bool has;
+	} cases[] = {{"nogroup", 0660, true}, {"no-such-group", 0600, false}, {"", 0600, false}};
+	_cleanup_free_ char *config = str_path_join(dir, "dtraind.conf"),
+	                    *socket = str_path_join(dir, "dtraind.sock");
+	const struct group *group = getgrnam("nogroup");
+
+	if (geteuid() != 0 || !group) {
+		printf("daemon_program: only root can give a socket to a group: not tested\n");
+		return;
+	}
+	write_text("hosts", "n1 slots=2 addr=127.0.0.1\n", 0644);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct stat st;
+		pid_t pid;
+
+		write_config_for(cases[i].group, "");
+		pid = start(RUN("-c", config), 0);
+		while (!http_unix_answers(socket)) {
+			ck_assert_int_eq(waitpid(pid, NULL, WNOHANG), 0);
+			usleep(1000);
+		}
+		ck_assert_int_eq(stat(socket, &st), 0);
+		ck_assert_uint_eq(st.st_mode & 0777, cases[i].mode);
+		ck_assert_uint_eq(st.st_gid, cases[i].has ? group->gr_gid : getegid());
+		ck_assert_int_eq(kill(pid, SIGTERM), 0);
+		ck_assert_int_eq(end(pid), 0);
+	}
+}
+END_TEST
+
+/* One directory for both, which is locked once. */
+START_TEST(two_directories_may_be_one)
+{
+	_cleanup_free_ char *config = str_path_join(dir, "dtraind.conf"),
+	                    *socket = str_path_join(dir, "dtraind.sock"), *text = NULL, *both = NULL;
+	char *at;
+	pid_t pid;
+
+	write_text("hosts", "n1 slots=2 addr=127.0.0.1\n", 0644);
+	write_config("");
+	ck_assert_int_eq(file_read(config, 0, &text, NULL, NULL), 0);
+	at = strstr(text, "/state\"");
+	ck_assert_ptr_nonnull(at);
+	both = str_printf("%.*s/run\"%s", (int)(at - text), text, at + strlen("/state\""));
+	write_text("dtraind.conf", both, 0644);
+	pid = start(RUN("-c", config), 0);
+	while (!http_unix_answers(socket)) {
+		ck_assert_int_eq(waitpid(pid, NULL, WNOHANG), 0);
+		usleep(1000);
+	}
+	/* Another one is refused before it has touched anything. */
+	ck_run(RUN("-c", config), 1, "", "runs with runtime_dir = ");
+	ck_assert_int_eq(kill(pid, SIGTERM), 0);
+	ck_assert_int_eq(end(pid), 0);
 }
 END_TEST
 
@@ -374,6 +443,8 @@ int main(void)
 	tcase_add_test(c, options_are_understood);
 	tcase_add_test(c, a_configuration_is_checked);
 	tcase_add_loop_test(c, it_serves, 0, 2);
+	tcase_add_test(c, the_socket_is_for_a_group);
+	tcase_add_test(c, two_directories_may_be_one);
 	tcase_add_test(c, the_state_of_the_controller_is_told);
 	tcase_add_test(c, the_end_of_runs_is_told);
 	tcase_add_test(c, the_state_of_a_node_is_told);
