@@ -20,26 +20,27 @@ static _Thread_local struct {
 	size_t most;       /* bytes that one call sends or receives; 0: any number */
 	bool whole;        /* as many are received as there is room for */
 	int interruptions; /* of the next calls */
-	int error;         /* of the next call; 0: none */
+	int error;         /* of the next calls that send; 0: none */
+	int read_error;    /* of those that receive */
 	struct timeval limit;
 } io;
 
-static ssize_t io_fails(void)
+static ssize_t io_fails(int error)
 {
 	if (io.interruptions > 0) {
 		io.interruptions--;
 		errno = EINTR;
 		return -1;
 	}
-	errno = io.error;
-	return io.error ? -1 : 0;
+	errno = error;
+	return error ? -1 : 0;
 }
 
 ssize_t __real_send(int fd, const void *data, size_t len, int flags);
 ssize_t __wrap_send(int fd, const void *data, size_t len, int flags);
 ssize_t __wrap_send(int fd, const void *data, size_t len, int flags)
 {
-	ssize_t r = io_fails();
+	ssize_t r = io_fails(io.error);
 
 	return r < 0 ? r : __real_send(fd, data, io.most ? MIN(len, io.most) : len, flags);
 }
@@ -48,7 +49,7 @@ ssize_t __real_recv(int fd, void *data, size_t len, int flags);
 ssize_t __wrap_recv(int fd, void *data, size_t len, int flags);
 ssize_t __wrap_recv(int fd, void *data, size_t len, int flags)
 {
-	ssize_t r = io_fails();
+	ssize_t r = io_fails(io.read_error);
 
 	return r < 0 ? r
 	             : __real_recv(fd, data, io.most ? MIN(len, io.most) : len,
@@ -324,8 +325,9 @@ END_TEST
 /* An error of the socket ends the call, and every one after it. */
 START_TEST(a_connection_that_breaks_is_of_no_more_use)
 {
-	struct fake_step step = {"GET /x ", NULL, LENGTH("2") "{}", FAKE_HOLD};
-	struct fake_service *fake = fake_service_start(path, &step, 1);
+	static const struct fake_step steps[] = {{"GET /x ", NULL, LENGTH("2") "{}", FAKE_HOLD},
+	                                         {"GET /y ", NULL, LENGTH("2") "{}", FAKE_HOLD}};
+	struct fake_service *fake = fake_service_start(path, steps, 2);
 	_cleanup_(http_local_closep) struct http_local *l = NULL, *k = NULL;
 	struct error err = ERROR_INIT;
 	int status = 7;
@@ -343,6 +345,15 @@ START_TEST(a_connection_that_breaks_is_of_no_more_use)
 	http_local_close(steal_pointer(l));
 	ck_ok(http_local_open(path, &k, &err), &err);
 	ck_ok(http_local_json(k, "GET", "/x", NULL, NULL, &status, NULL, &err), &err);
+	http_local_close(steal_pointer(k));
+	ck_ok(http_local_open(path, &k, &err), &err);
+	io.read_error = EIO;
+	ck_assert_int_eq(http_local_json(k, "GET", "/y", NULL, NULL, &status, NULL, &err), -EIO);
+	io.read_error = 0;
+	ck_assert_ptr_nonnull(strstr(err.message, "cannot read from dtraind at "));
+	ck_assert_int_eq(http_local_json(k, "GET", "/y", NULL, NULL, &status, NULL, &err), -EPIPE);
+	while (fake_service_taken(fake) < 2)
+		usleep(1000);
 	http_local_close(steal_pointer(k));
 	fake_service_stop(fake);
 }
@@ -364,6 +375,12 @@ START_TEST(json_comes_and_goes)
 	    {"GET /e ", NULL, "HTTP/1.1 199 No\r\nContent-Length: 2\r\n\r\nno", 0},
 	    {"GET /f ", NULL, LENGTH("2") "no", 0},
 	    {"GET /g ", NULL, "HTTP/1.1 299 OK\r\nContent-Length: 2\r\n\r\n{}", 0},
+	    {"GET /h ", NULL,
+	     "HTTP/1.1 409 No\r\nContent-Length: 51\r\n\r\n{\"error\":{\"code\":\"ended\",\"message\":\"it "
+	     "has ended\"}}"
+	     "",
+	     0},
+	    {"GET /g ", NULL, LENGTH("2") "{}", 0},
 	};
 	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
 	_cleanup_(http_local_closep) struct http_local *l = NULL;
@@ -389,6 +406,11 @@ START_TEST(json_comes_and_goes)
 	ck_assert_int_eq(status, 200);
 	ck_ok(http_local_json(l, "GET", "/g", NULL, NULL, &status, NULL, &err), &err);
 	ck_assert_ptr_null(none);
+	/* The code of an error is that of the last call. */
+	ck_assert_int_eq(http_local_json(l, "GET", "/h", NULL, NULL, NULL, NULL, &err), -EREMOTEIO);
+	ck_assert_str_eq(http_local_error_code(l), "ended");
+	ck_ok(http_local_json(l, "GET", "/g", NULL, NULL, NULL, NULL, &err), &err);
+	ck_assert_str_eq(http_local_error_code(l), "");
 	fake_service_stop(fake);
 }
 END_TEST

@@ -271,6 +271,9 @@ START_TEST(a_candidate_that_is_no_host_any_more_is_not_asked)
 	leader_away(&service, "n2");
 	ck_known(NULL);
 	ck_peer("n1", "10.0.0.1", 801);
+	/* Nor is it believed to be the controller. */
+	leader_learn(&service, "n2");
+	ck_known(NULL);
 	service.settings->hosts = hosts;
 	ck_peer("n2", "10.0.0.2", 700);
 }
