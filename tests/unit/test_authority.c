@@ -14,6 +14,7 @@
 #include "failing_memory.h"
 #include "http/authority.h"
 #include "http/certificates.h"
+#include "text_files.h"
 
 enum { DAY = 86400 };
 
@@ -121,7 +122,6 @@ DEFINE_FAILING_GNUTLS(x509_trust_list_verify_crt2,
 
 /* ---- files ---- */
 
-static char *dir;
 static struct validity validity;
 
 static void setup(void)
@@ -134,29 +134,6 @@ static void teardown(void)
 {
 	file_remove_tree(dir, NULL);
 	free(dir);
-}
-
-static char *in_dir(const char *name)
-{
-	return str_path_join(dir, name);
-}
-
-static char *read_text(const char *name)
-{
-	_cleanup_free_ char *path = in_dir(name);
-	struct error err = ERROR_INIT;
-	char *text = NULL;
-
-	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
-	return text;
-}
-
-static void write_text(const char *name, const char *text)
-{
-	_cleanup_free_ char *path = in_dir(name);
-	struct error err = ERROR_INIT;
-
-	ck_ok(file_write_atomic(path, text, strlen(text), 0600, &err), &err);
 }
 
 static bool exists(const char *name)
@@ -472,7 +449,7 @@ START_TEST(a_key_is_written_once)
 	ck_assert_int_eq(symlink(target, path), 0);
 	ck_assert_int_lt(identity_make(path, false, &err), 0);
 	ck_assert(!exists("target"));
-	write_text("target", "old");
+	write_text("target", "old", 0600);
 	ck_assert_int_eq(identity_make(path, false, &err), -EEXIST);
 	ck_ok(identity_make(path, true, &err), &err);
 	text = read_text("target");
@@ -515,7 +492,7 @@ START_TEST(the_blocks_of_a_file_are_found)
 		const char *words = i < 3 ? NULL : i == 8 || i == 9 ? path : "needs a private key and a";
 		int r;
 
-		write_text("cluster.pem", cases[i].text);
+		write_text("cluster.pem", cases[i].text, 0600);
 		r = identity_load(path, &id, &err);
 		ck_assert_msg(r == (words ? -EINVAL : 0), "%zu: %d: %s", i, r, err.message);
 		if (words) {
@@ -589,10 +566,10 @@ static gnutls_datum_t sign(int names, bool server, bool client, const char *save
 
 		ck_assert_int_eq(gnutls_x509_privkey_export2_pkcs8(key, GNUTLS_X509_FMT_PEM, NULL, 0, &out),
 		                 0);
-		write_text(key_name, (char *)out.data);
+		write_text(key_name, (char *)out.data, 0600);
 		gnutls_free(out.data);
 		ck_assert_int_eq(gnutls_x509_crt_export2(crt, GNUTLS_X509_FMT_PEM, &out), 0);
-		write_text(crt_name, (char *)out.data);
+		write_text(crt_name, (char *)out.data, 0600);
 		gnutls_free(out.data);
 	}
 	ck_assert_int_eq(gnutls_x509_crt_export2(crt, GNUTLS_X509_FMT_DER, &der), 0);

@@ -19,33 +19,9 @@
 #include "http/client.h"
 #include "http/server.h"
 #include "raw_http.h"
+#include "text_files.h"
 
 enum { DAY = 86400 };
-
-static char *dir;
-
-static char *in_dir(const char *name)
-{
-	return str_path_join(dir, name);
-}
-
-static char *read_text(const char *name)
-{
-	_cleanup_free_ char *path = in_dir(name);
-	struct error err = ERROR_INIT;
-	char *text = NULL;
-
-	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
-	return text;
-}
-
-static void write_text(const char *name, const char *text, mode_t mode)
-{
-	_cleanup_free_ char *path = in_dir(name);
-	struct error err = ERROR_INIT;
-
-	ck_ok(file_write_atomic(path, text, strlen(text), mode, &err), &err);
-}
 
 static void make_authority(const char *ca)
 {

@@ -15,10 +15,9 @@
 #include "base/str.h"
 #include "daemon_fixture.h"
 #include "http/server.h"
+#include "text_files.h"
 
 /* ---- the command line ---- */
-
-static char *dir;
 
 static void setup(void)
 {
@@ -29,14 +28,6 @@ static void teardown(void)
 {
 	file_remove_tree(dir, NULL);
 	free(dir);
-}
-
-static void write_text(const char *name, const char *text, mode_t mode)
-{
-	_cleanup_free_ char *path = str_path_join(dir, name);
-	struct error err = ERROR_INIT;
-
-	ck_ok(file_write_atomic(path, text, strlen(text), mode, &err), &err);
 }
 
 static void write_config_for(const char *group, const char *lines)

@@ -30,8 +30,8 @@ static void expect(const char *method, const char *target, const char *body, int
 {
 	struct raw_answer a = ask(method, target, body);
 
-	ck_assert_msg(a.status == status && strstr(a.body, words), "%s %s: %d: %.600s, not \"%.300s\"", method,
-	              target, a.status, a.body, words);
+	ck_assert_msg(a.status == status && strstr(a.body, words), "%s %s: %d: %.600s, not \"%.300s\"",
+	              method, target, a.status, a.body, words);
 	free(a.body);
 }
 
