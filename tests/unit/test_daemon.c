@@ -144,6 +144,7 @@ static const struct row rows[] = {
     {"GET", "/v1/runs/2/rendezvous/a/b?wait=60", NULL, OWNER(200, NULL)},
     {"GET", "/v1/runs/2/rendezvous/nix", NULL, OWNER(404, "no-such-key")},
     {"GET", "/v1/runs/2/rendezvous/nix?wait=0.01", NULL, OWNER(404, "no-such-key")},
+    {"GET", "/v1/runs/2/rendezvous/" LONG LONG LONG "?wait=60", NULL, OWNER(400, "rendezvous")},
     {"GET", "/v1/runs/2/rendezvous/nix?wait=x", NULL, OWNER(400, "bad-query")},
     {"GET", "/v1/runs/2/rendezvous/nix?wait=-1", NULL, OWNER(400, "bad-query")},
     {"GET", "/v1/runs/2/rendezvous/nix?wait=0", NULL, OWNER(404, "no-such-key")},

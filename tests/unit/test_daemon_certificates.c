@@ -130,9 +130,18 @@ START_TEST(a_node_speaks_for_itself_alone)
 	    {"n2", "POST", "/v1/peer/reports", "[" REPORT("n2") "]", false, 200},
 	    {"n2", "GET", "/v1/version", NULL, false, 200},
 	};
+	struct raw_request drain = {.method = "POST", .target = "/v1/nodes/n2/drain"};
+	_cleanup_json_ json_t *run = NULL;
+	struct raw_answer drained;
 	struct cluster c;
 
 	cluster_start(&c);
+	/* Run 1 is on n1. */
+	drained = daemon_ask(&c.one, NULL, &drain);
+	ck_assert_msg(drained.status == 200, "%d: %s", drained.status, drained.body);
+	free(drained.body);
+	daemon_submit(&c.one, NULL, "exec sleep 60", 1, 1);
+	daemon_await(&c.one, 1, "running");
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
 		_cleanup_free_ char *crt_name = str_printf("a/nodes/%s.pem", rows[i].caller),
 		                    *key_name = str_printf("a/nodes/%s.key", rows[i].caller),
@@ -146,6 +155,9 @@ START_TEST(a_node_speaks_for_itself_alone)
 		              rows[i].target, rows[i].caller, a.status, a.body);
 		free(a.body);
 	}
+	/* What was refused has changed nothing. */
+	run = daemon_get(&c.one, NULL, "/v1/runs/1");
+	ck_assert_str_eq(json_get_string(run, "state", ""), "running");
 	/* The cluster's key is not used. */
 	{
 		struct raw_request q = {.method = "GET", .target = "/v1/version"};

@@ -60,12 +60,14 @@ static void make_identity(const char *dir, const char *name, struct identity **o
 	ck_ok(identity_load(path, out, &err), &err);
 }
 
-static void service_start(struct service *s)
+/* connections: of services; 0: the default */
+static void service_start_with(struct service *s, size_t connections)
 {
 	struct http_server_options o = {.routes = routes,
 	                                .route_count = ARRAY_SIZE(routes),
 	                                .context = s,
 	                                .max_body = 4096,
+	                                .tls_connections = connections,
 	                                .node = "n1"};
 	struct sockaddr_in sin;
 	socklen_t len = sizeof(sin);
@@ -78,6 +80,8 @@ static void service_start(struct service *s)
 	ck_assert_int_ge(sd_event_new(&s->event), 0);
 	ck_assert_int_ge(sd_event_add_io(s->event, NULL, s->stop, POLLIN, on_stop, NULL), 0);
 	ck_ok(http_server_create(s->event, &o, &s->server, &err), &err);
+	if (connections) /* the bounds for strangers are no part of so few */
+		ck_assert_int_eq(http_server_set_peers(s->server, (const char *const[]){"127.0.0.1"}, 1), 0);
 	ck_ok(http_bind_unix(s->socket, 0600, NULL, &unix_fd, &err), &err);
 	ck_ok(http_server_listen_unix(s->server, unix_fd, &err), &err);
 	ck_ok(http_bind_tcp("127.0.0.1", 0, &tcp_fd, &err), &err);
@@ -85,6 +89,11 @@ static void service_start(struct service *s)
 	s->port = ntohs(sin.sin_port);
 	ck_ok(http_server_listen_tls(s->server, tcp_fd, s->id, &err), &err);
 	ck_assert_int_eq(pthread_create(&s->thread, NULL, serve, s), 0);
+}
+
+static void service_start(struct service *s)
+{
+	service_start_with(s, 0);
 }
 
 static void service_stop(struct service *s)
@@ -235,6 +244,22 @@ START_TEST(a_service_says_for_whom_it_speaks)
 END_TEST
 
 /* On the Unix socket the kernel reports the user; the header Dtrain-User is ignored. */
+/* Of so few connections no request may take one: what is refused gives its own back. */
+START_TEST(who_is_refused_has_no_connection)
+{
+	struct raw_request q = {.method = "GET", .target = "/who", .stays = true};
+	struct raw_answer a;
+	struct service s;
+
+	service_start_with(&s, 1);
+	a = raw_ask_tls(raw_connect_tcp(s.port), s.id->certificate, s.id->key, &q);
+	ck_assert_msg(a.status == 503, "%d: %s", a.status, a.body);
+	ck_assert_str_eq(a.code, "too-many");
+	free(a.body);
+	service_stop(&s);
+}
+END_TEST
+
 /* It shall connect anew, maybe with a better certificate. */
 START_TEST(who_is_not_known_has_no_connection)
 {
@@ -351,6 +376,7 @@ int main(void)
 	tcase_add_test(c, only_who_holds_the_key_is_answered_over_tls);
 	tcase_add_test(c, a_handshake_that_does_not_go_on_costs_next_to_nothing);
 	tcase_add_test(c, a_service_says_for_whom_it_speaks);
+	tcase_add_test(c, who_is_refused_has_no_connection);
 	tcase_add_test(c, who_is_not_known_has_no_connection);
 	tcase_add_test(c, a_program_cannot_say_that_it_is_another_user);
 	tcase_add_test(c, each_socket_has_its_own_routes);
