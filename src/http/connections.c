@@ -51,16 +51,15 @@ enum {
 };
 
 /* An IPv4 address as the IPv6 one that stands for it. */
-static bool to_address(int family, const void *from, struct in6_addr *to)
+static void to_address(int family, const void *from, struct in6_addr *to)
 {
 	*to = (struct in6_addr){0};
 	if (family == AF_INET6) {
 		memcpy(to, from, sizeof(*to));
-		return true;
+		return;
 	}
 	to->s6_addr[10] = to->s6_addr[11] = 0xff;
 	memcpy(&to->s6_addr[12], from, 4);
-	return family == AF_INET;
 }
 
 static bool same_address(const struct http_connection *a, const struct http_connection *b)

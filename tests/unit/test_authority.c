@@ -527,6 +527,13 @@ END_TEST
 
 /* ---- what others show ---- */
 
+/* What a certificate has beside its names; the last one has no data. */
+static const struct other_name {
+	int type;
+	const char *data;
+	unsigned len;
+} * others;
+
 /* A certificate of the authority in dir with so many names, for some of the two purposes. */
 static gnutls_datum_t sign(int names, bool server, bool client, const char *save_as)
 {
@@ -555,6 +562,10 @@ static gnutls_datum_t sign(int names, bool server, bool client, const char *save
 		                                                      (unsigned)len, GNUTLS_FSAN_APPEND),
 		                 0);
 	}
+	for (const struct other_name *o = others; o && o->data; o++)
+		ck_assert_int_eq(
+		    gnutls_x509_crt_set_subject_alt_name(crt, o->type, o->data, o->len, GNUTLS_FSAN_APPEND),
+		    0);
 	if (server)
 		ck_assert_int_eq(gnutls_x509_crt_set_key_purpose_oid(crt, GNUTLS_KP_TLS_WWW_SERVER, 0), 0);
 	if (client)
@@ -660,6 +671,33 @@ START_TEST(a_chain_has_a_length)
 	ck_assert_int_eq(expires, first.until);
 	for (size_t i = 0; i < ARRAY_SIZE(chain); i++)
 		gnutls_free(chain[i].data);
+}
+END_TEST
+
+START_TEST(not_every_name_is_that_of_a_node)
+{
+	static const struct other_name list[] = {
+	    {GNUTLS_SAN_RFC822NAME, "root@n9", 7},
+	    {GNUTLS_SAN_URI, "http://n9", 9},
+	    {GNUTLS_SAN_IPADDRESS, "\x0a\x01\x02\x03", 4},
+	    {GNUTLS_SAN_DNSNAME, "last", 4},
+	    {0},
+	};
+	struct certificate_names names;
+	struct error err = ERROR_INIT;
+	gnutls_datum_t der;
+
+	make_authority();
+	others = list;
+	der = sign(1, true, true, NULL);
+	ck_ok(certificate_names_read(&der, &names, &err), &err);
+	ck_assert_uint_eq(names.count, 3);
+	ck_assert_str_eq(names.list[0], "n0");
+	ck_assert_str_eq(names.list[1], "10.1.2.3");
+	ck_assert_str_eq(names.list[2], "last");
+	certificate_names_release(&names);
+	ck_assert_ptr_null(names.list);
+	gnutls_free(der.data);
 }
 END_TEST
 
@@ -886,6 +924,7 @@ int main(void)
 	tcase_add_test(c, identities_are_equal_where_their_files_are);
 	tcase_add_test(c, a_node_needs_a_certificate_for_both_purposes);
 	tcase_add_test(c, a_chain_has_a_length);
+	tcase_add_test(c, not_every_name_is_that_of_a_node);
 	tcase_add_test(c, a_certificate_has_up_to_99_names);
 	tcase_add_loop_test(c, memory_may_run_out, 0, ARRAY_SIZE(works));
 	tcase_add_loop_test(c, each_step_may_fail, 0, ARRAY_SIZE(works));
