@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/eventfd.h>
@@ -119,13 +120,15 @@ struct service {
 	pthread_t thread;
 };
 
+static atomic_bool n2_is_gone; /* from the hosts file */
+
 static const char *find_node(void *context, const char *name)
 {
 	static const char *const hosts[] = {"n1", "n2", "n3", "10.0.0.7", "old", "early"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(hosts); i++)
 		if (strcasecmp(hosts[i], name) == 0)
-			return hosts[i];
+			return n2_is_gone && i == 1 ? NULL : hosts[i];
 	return NULL;
 }
 
@@ -416,6 +419,24 @@ START_TEST(an_open_connection_is_checked_again)
 }
 END_TEST
 
+/* With the same files, but other hosts: who is none any more is shut out with its next request. */
+START_TEST(a_node_that_is_removed_is_shut_out)
+{
+	_cleanup_(identity_freep) struct identity *own = identity_of("a", "n2", "a/ca.pem");
+	struct service s;
+	struct caller c;
+
+	service_start(&s, identity_of("a", "n1", "a/ca.pem"));
+	caller_start(&c, own);
+	ck_assert_int_eq(call(&c, &s, "n1"), 200);
+	n2_is_gone = true;
+	service_change(&s, identity_of("a", "n1", "a/ca.pem"));
+	ck_assert_int_eq(call(&c, &s, "n1"), 403);
+	caller_stop(&c);
+	service_stop(&s);
+}
+END_TEST
+
 START_TEST(files_that_do_not_belong_together_are_refused)
 {
 	static const struct {
@@ -530,6 +551,7 @@ int main(void)
 	tcase_add_test(c, a_client_speaks_to_the_node_that_is_meant);
 	tcase_add_test(c, a_client_does_not_speak_to_a_service_whose_certificate_has_expired);
 	tcase_add_test(c, an_open_connection_is_checked_again);
+	tcase_add_test(c, a_node_that_is_removed_is_shut_out);
 	tcase_add_test(c, files_that_do_not_belong_together_are_refused);
 	tcase_add_test(c, a_certificate_is_that_of_its_node);
 	tcase_add_test(c, what_is_no_certificate_has_no_names);
