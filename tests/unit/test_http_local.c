@@ -10,6 +10,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "failing_memory.h"
 #include "fake_service.h"
 #include "http/local.h"
 #include "unit.h"
@@ -490,6 +491,29 @@ START_TEST(a_service_that_is_not_there)
 }
 END_TEST
 
+static int open_and_close(void *context, struct error *err)
+{
+	struct http_local *l = NULL;
+	int r = http_local_open(path, &l, err);
+
+	ck_assert((r == 0) == (l != NULL));
+	http_local_close(l);
+	return r;
+}
+
+START_TEST(memory_may_run_out)
+{
+	struct sockaddr_un sun = {.sun_family = AF_UNIX};
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	strcpy(sun.sun_path, path);
+	ck_assert_int_eq(bind(fd, (struct sockaddr *)&sun, sizeof(sun)), 0);
+	ck_assert_int_eq(listen(fd, 8), 0);
+	memory_runs_out(open_and_close, NULL);
+	close(fd);
+}
+END_TEST
+
 START_TEST(what_may_not_stand_in_a_path_is_escaped)
 {
 	static const char *const cases[][2] = {{"aZ09-._~", "aZ09-._~"},
@@ -523,6 +547,7 @@ int main(void)
 	tcase_add_test(c, json_comes_and_goes);
 	tcase_add_test(c, a_body_comes_piece_by_piece);
 	tcase_add_test(c, a_service_that_is_not_there);
+	tcase_add_test(c, memory_may_run_out);
 	tcase_add_test(c, what_may_not_stand_in_a_path_is_escaped);
 	suite_add_tcase(s, c);
 	return unit_run(s);
