@@ -50,8 +50,10 @@ void daemon_fixture_environment(const char *notify, int listening)
 
 	for (size_t i = 0; i < ARRAY_SIZE(of_systemd); i++)
 		unsetenv(of_systemd[i]);
-	if (notify)
+	if (notify) {
 		setenv("NOTIFY_SOCKET", notify, 1);
+		setenv("WATCHDOG_USEC", "200000", 1); /* nobody ends it where it is late */
+	}
 	if (!listening)
 		return;
 	snprintf(self, sizeof(self), "%d", (int)getpid());

@@ -25,7 +25,7 @@ struct daemon_setup {
 	const char *controller; /* [n1] */
 	const char *more;       /* lines of dtraind.conf [none] */
 	int port;               /* [29600] */
-	const char *notify;     /* the socket of its service manager [none] */
+	const char *notify;     /* the socket of its service manager, which has a watchdog of 0.2 s [none] */
 	/* Whose cluster.pem it has [one of its own] */
 	const struct daemon_fixture *other;
 };

@@ -179,6 +179,22 @@ START_TEST(runs_are_ended_where_no_service_runs)
 }
 END_TEST
 
+/* It has lost its socket: nobody else may end what it has. */
+START_TEST(runs_are_not_ended_beside_their_service)
+{
+	struct error err = ERROR_INIT;
+
+	daemon_submit(&f, NULL, "exec sleep 60", 1, 2);
+	daemon_await(&f, 1, "running");
+	ck_assert_int_eq(unlink(f.socket), 0);
+	ck_assert_int_eq(shutdown_end_runs(f.config, &err), -EBUSY);
+	ck_assert_ptr_nonnull(strstr(err.message, "runs with runtime_dir = "));
+	daemon_fixture_stop(&f);
+	daemon_fixture_again(&f);
+	daemon_await(&f, 1, "running");
+}
+END_TEST
+
 START_TEST(runs_cannot_be_ended_by_a_file_that_is_not_there)
 {
 	_cleanup_free_ char *path = str_path_join(f.dir, "nix.conf");
@@ -328,6 +344,7 @@ int main(void)
 	tcase_add_test(c, a_service_that_cannot_be_set_up_is_not_created);
 	tcase_add_test(c, all_runs_of_a_node_are_ended_by_its_service);
 	tcase_add_test(c, runs_are_ended_where_no_service_runs);
+	tcase_add_test(c, runs_are_not_ended_beside_their_service);
 	tcase_add_test(c, runs_cannot_be_ended_by_a_file_that_is_not_there);
 	tcase_add_test(c, a_restored_store_leaves_alone_what_it_does_not_know);
 	tcase_add_test(c, a_run_started_after_the_copy_is_not_started_again);

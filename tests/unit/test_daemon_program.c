@@ -368,6 +368,9 @@ START_TEST(the_state_of_a_node_is_told)
 	    &f, &(struct daemon_setup){.notify = m.path, .hosts = hosts, .controller = "n2", .port = port});
 	await_message(&m, "STATUS=Node n1: 2 of 2 slots free; controller n2");
 	await_message(&m, "READY=1");
+	/* As long as its event loop turns. */
+	for (int i = 0; i < 2; i++)
+		await_message(&m, "WATCHDOG=1");
 	daemon_fixture_teardown(&f);
 	manager_end(&m);
 }

@@ -298,8 +298,9 @@ START_TEST(a_candidate_follows_the_election)
 	run_events();
 	ck_known("n3");
 	ck_assert_int_eq(changes, 2);
-	/* Its own name it has not from another node. */
+	/* Its own name it has not from another node, nor that of one that cannot be it. */
 	leader_learn(&service, "n2");
+	leader_learn(&service, "n4");
 	ck_known("n3");
 	ck_assert_int_eq(leads, 0);
 }
