@@ -9,120 +9,6 @@
  * Matrices that are stored [in, out] are groups of one.
  */
 #include "engine/model/linear.h"
-#include "engine/model/roles.h"
-
-static int64_t rows_of(const struct model *m, enum parameter_role role)
-{
-	switch (role) {
-	case PARAMETER_Q:
-		return m->c.fused ? m->qkv : m->q;
-	case PARAMETER_K:
-	case PARAMETER_V:
-		return m->kv;
-	case PARAMETER_O:
-	case PARAMETER_DOWN:
-		return m->c.hidden;
-	case PARAMETER_GATE:
-		return m->c.fused ? m->gate_up : m->c.intermediate;
-	case PARAMETER_UP:
-		return m->c.intermediate;
-	default: /* the head */
-		return model_config_outputs(&m->c);
-	}
-}
-
-enum parameter_role linear_bias_of(enum parameter_role role)
-{
-	switch (role) {
-	case PARAMETER_Q:
-		return PARAMETER_Q_BIAS;
-	case PARAMETER_K:
-		return PARAMETER_K_BIAS;
-	case PARAMETER_V:
-		return PARAMETER_V_BIAS;
-	case PARAMETER_O:
-		return PARAMETER_O_BIAS;
-	case PARAMETER_GATE:
-		return PARAMETER_GATE_BIAS;
-	case PARAMETER_UP:
-		return PARAMETER_UP_BIAS;
-	case PARAMETER_DOWN:
-		return PARAMETER_DOWN_BIAS;
-	default: /* the head */
-		return PARAMETER_ROLES;
-	}
-}
-
-static int64_t columns_in(const struct model *m, enum parameter_role role)
-{
-	return role == PARAMETER_O ? m->q : role == PARAMETER_DOWN ? m->c.intermediate : m->c.hidden;
-}
-
-/* Whether b lies right behind n elements of a, or both are missing. */
-static bool lies_behind(const struct model *m, int unit, enum parameter_role a, int64_t n,
-                        enum parameter_role b)
-{
-	int at_a = model_place(m, unit, PART_WEIGHT, a), at_b = model_place(m, unit, PART_WEIGHT, b);
-
-	if (at_a != at_b || at_a < 0)
-		return at_a == at_b;
-	return m->layout->unit[at_a].offset[PART_WEIGHT][b] ==
-	       m->layout->unit[at_a].offset[PART_WEIGHT][a] + n;
-}
-
-static bool is_adapted(const struct model *m, int unit, enum parameter_role role)
-{
-	return model_place(m, unit, PART_LORA_A, role) >= 0;
-}
-
-static struct linear_group find_group(const struct model *m, int unit, enum parameter_role leader)
-{
-	struct linear_group g = {.in = columns_in(m, leader)};
-	enum parameter_role last = PARAMETER_ROLES;
-
-	for (enum parameter_role role = leader; role < PARAMETER_ROLES; role = model_layout_next(role)) {
-		int64_t out = rows_of(m, role);
-
-		if (model_place(m, unit, PART_WEIGHT, role) < 0)
-			continue;
-		if (last < PARAMETER_ROLES && lies_behind(m, unit, last, rows_of(m, last) * g.in, role) &&
-		    lies_behind(m, unit, linear_bias_of(last), rows_of(m, last), linear_bias_of(role)) &&
-		    (!m->dora || is_adapted(m, unit, last) == is_adapted(m, unit, role)))
-			g.product[g.n - 1].out += out;
-		else
-			g.product[g.n++] = (struct linear_columns){role, g.out, out};
-		if (is_adapted(m, unit, role))
-			g.adapter[g.adapters++] = (struct linear_columns){role, g.out, out};
-		g.out += out;
-		last = role;
-	}
-	return g;
-}
-
-bool linear_is_transposed(const struct model *m, int unit, enum parameter_role role)
-{
-	int place = model_place(m, unit, PART_WEIGHT, role);
-
-	return role_transposed(&m->c, role) && !(m->o.quantized && m->layout->unit[place].frozen);
-}
-
-char *linear_at_column(const struct model *m, const void *y, int64_t column)
-{
-	return (char *)(uintptr_t)y + (size_t)column * m->size;
-}
-
-bool linear_is_listing(const struct model *m)
-{
-	return m->listing != NULL;
-}
-
-void linear_compute(const struct model *m, const struct device_gemm *product)
-{
-	if (linear_is_listing(m))
-		m->listing->each(m->listing->context, product);
-	else
-		device_gemm(m->dev, product);
-}
 
 static struct model_fp8_product in_fp8(const struct model *m, int unit, enum parameter_role leader,
                                        const struct linear_group *g, int index)
@@ -144,7 +30,7 @@ static struct model_fp8_product in_fp8(const struct model *m, int unit, enum par
 static void multiply(struct model *m, int unit, enum parameter_role role, void *y, enum dtype y_type,
                      const void *x, int64_t tokens, bool scaled)
 {
-	struct linear_group group = find_group(m, unit, role);
+	struct linear_group group = linear_find_group(m, unit, role);
 	bool transposed = linear_is_transposed(m, unit, role), fp8 = model_is_fp8(m, unit);
 
 	if (fp8)
@@ -152,7 +38,7 @@ static void multiply(struct model *m, int unit, enum parameter_role role, void *
 	for (int i = 0; i < group.n; i++) {
 		const struct linear_columns *c = &group.product[i];
 		struct model_fp8_product p = in_fp8(m, unit, role, &group, i);
-		bool later = m->dora && is_adapted(m, unit, c->role);
+		bool later = m->dora && linear_is_adapted(m, unit, c->role);
 		struct device_gemm g = {.transpose_b = !transposed,
 		                        .m = tokens,
 		                        .n = c->out,
@@ -209,13 +95,13 @@ void model_linear_f32(struct model *m, int unit, enum parameter_role role, float
 void model_linear_input_gradient(struct model *m, int unit, enum parameter_role role, void *dx,
                                  const void *dy, int64_t tokens)
 {
-	struct linear_group group = find_group(m, unit, role);
+	struct linear_group group = linear_find_group(m, unit, role);
 	bool transposed = linear_is_transposed(m, unit, role);
 	const void *scaled = dora_scaled_gradient(m, unit, &group, dy, tokens);
 
 	for (int i = 0; i < group.n; i++) {
 		const struct linear_columns *c = &group.product[i];
-		const void *from = is_adapted(m, unit, c->role) ? scaled : dy;
+		const void *from = linear_is_adapted(m, unit, c->role) ? scaled : dy;
 		struct model_fp8_product p = in_fp8(m, unit, role, &group, i);
 		struct device_gemm g = {.transpose_b = transposed,
 		                        .m = tokens,
@@ -247,7 +133,7 @@ static void transposed_weight_gradient(struct model *m, int unit, enum parameter
                                        int64_t tokens, bool first)
 {
 	struct model_fp8_product p = in_fp8(m, unit, role, group, 0);
-	int64_t in = columns_in(m, role), out = rows_of(m, role);
+	int64_t in = linear_columns_in(m, role), out = linear_rows_of(m, role);
 	float *bias = gradient(m, unit, linear_bias_of(role));
 	struct device_gemm g = {.transpose_a = true,
 	                        .m = in,
@@ -277,7 +163,7 @@ static void transposed_weight_gradient(struct model *m, int unit, enum parameter
 void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role role, const void *dy,
                                   const void *x, int64_t tokens, bool first)
 {
-	struct linear_group group = find_group(m, unit, role);
+	struct linear_group group = linear_find_group(m, unit, role);
 	bool transposed = linear_is_transposed(m, unit, role), fp8 = model_is_fp8(m, unit), turned = false;
 
 	if (transposed)

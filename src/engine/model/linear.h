@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What linear.c and linear_adapters.c share: groups of matrices, and the products with them. Of the model's
- * own files alone. */
+/* What linear.c is built on: groups of matrices (linear_group.c) and their adapters (linear_adapters.c). Of
+ * the model's own files alone. */
 #pragma once
 
 #include "engine/model/internal.h"
@@ -20,6 +20,12 @@ struct linear_group {
 	struct linear_columns product[LINEAR_GROUP_MAX], adapter[LINEAR_GROUP_MAX];
 };
 
+/* The rows of a matrix [out, in], and its columns. */
+int64_t linear_rows_of(const struct model *m, enum parameter_role role);
+int64_t linear_columns_in(const struct model *m, enum parameter_role role);
+bool linear_is_adapted(const struct model *m, int unit, enum parameter_role role);
+/* The group that begins with `leader`. */
+struct linear_group linear_find_group(const struct model *m, int unit, enum parameter_role leader);
 /* PARAMETER_ROLES: the matrix has no bias. */
 enum parameter_role linear_bias_of(enum parameter_role role);
 /* Whether the matrix lies as [in, out]. Those in 4 bits lie turned (layout.h). */
