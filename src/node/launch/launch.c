@@ -24,6 +24,7 @@
 #include "base/str.h"
 #include "config/run.h"
 #include "node/launch/cgroup.h"
+#include "node/launch/client.h"
 #include "node/launch/launch.h"
 #include "node/launch/lease_watch.h"
 #include "node/launch/processes.h"
@@ -45,10 +46,9 @@ struct launch {
 	struct launch_user user;
 	struct launch_rank *ranks;
 	size_t rank_count;
-	int epoll_fd, signal_fd, timer_fd, listen_fd, client_fd;
+	int epoll_fd, signal_fd, timer_fd, listen_fd;
+	struct launch_client client;
 	struct lease_watch lease;
-	struct strbuf in, out;
-	size_t sent;
 	bool dirty;      /* the client has not got the newest state */
 	bool saving;     /* the save signal was sent, */
 	bool stopping;   /* and TERM */
@@ -318,16 +318,6 @@ static char *describe(const struct launch *l)
 	return text ? str_printf("%s\n", text) : NULL;
 }
 
-static void drop_client(struct launch *l)
-{
-	if (l->client_fd >= 0)
-		close(l->client_fd);
-	l->client_fd = -1;
-	strbuf_reset(&l->in);
-	strbuf_reset(&l->out);
-	l->sent = 0;
-}
-
 static void watch(struct launch *l, int op, int fd, uint32_t events, uint64_t tag)
 {
 	struct epoll_event event = {.events = events, .data.u64 = tag};
@@ -335,58 +325,9 @@ static void watch(struct launch *l, int op, int fd, uint32_t events, uint64_t ta
 	epoll_ctl(l->epoll_fd, op, fd, &event);
 }
 
-/* The state as of now, once what was said before is on its way. */
-static void send_state(struct launch *l)
+static void take_message(void *launch, const char *line, size_t len)
 {
-	while (l->client_fd >= 0) {
-		ssize_t n;
-
-		if (l->sent == l->out.len) {
-			_cleanup_free_ char *line = NULL;
-
-			if (!l->dirty)
-				return;
-			line = describe(l);
-			if (!line)
-				return;
-			strbuf_reset(&l->out);
-			strbuf_adds(&l->out, line);
-			l->sent = 0;
-			l->dirty = false;
-		}
-		n = send(l->client_fd, l->out.data + l->sent, l->out.len - l->sent,
-		         MSG_NOSIGNAL | MSG_DONTWAIT);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0 && errno == EAGAIN) {
-			watch(l, EPOLL_CTL_MOD, l->client_fd, EPOLLIN | EPOLLOUT, EVENT_CLIENT);
-			return;
-		}
-		if (n < 0) {
-			drop_client(l);
-			return;
-		}
-		l->sent += n;
-		if (l->sent == l->out.len)
-			watch(l, EPOLL_CTL_MOD, l->client_fd, EPOLLIN, EVENT_CLIENT);
-	}
-}
-
-/* A new dtraind takes the place of an old one. */
-static void take_connection(struct launch *l)
-{
-	int fd = accept4(l->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-	if (fd < 0)
-		return;
-	drop_client(l);
-	l->client_fd = fd;
-	l->dirty = true;
-	watch(l, EPOLL_CTL_ADD, fd, EPOLLIN, EVENT_CLIENT);
-}
-
-static void take_message(struct launch *l, char *line, size_t len)
-{
+	struct launch *l = launch;
 	_cleanup_json_ json_t *json = json_loadb(line, len, 0, NULL);
 	struct launch_command command;
 
@@ -400,31 +341,29 @@ static void take_message(struct launch *l, char *line, size_t len)
 		lease_watch_close(&l->lease);
 }
 
-static void take_client(struct launch *l)
+/* A new dtraind takes the place of an old one, whose last words count nevertheless. */
+static void take_connection(struct launch *l)
 {
-	char buf[1024], *newline;
-	bool closed = false;
-	ssize_t n;
+	int fd = accept4(l->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-	while (!closed) {
-		n = recv(l->client_fd, buf, sizeof buf, MSG_DONTWAIT);
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0 && errno == EAGAIN)
-			break;
-		closed = n <= 0 || l->in.len > 65536;
-		if (n > 0)
-			strbuf_add(&l->in, buf, n);
-	}
-	while (l->in.len && (newline = memchr(l->in.data, '\n', l->in.len))) {
-		size_t used = newline - l->in.data + 1;
+	if (fd < 0)
+		return;
+	launch_client_receive(&l->client, take_message, l);
+	launch_client_begin(&l->client, fd);
+	l->dirty = true;
+}
 
-		take_message(l, l->in.data, used - 1);
-		memmove(l->in.data, l->in.data + used, l->in.len - used);
-		l->in.len -= used;
+/* The state as of now, once what was said before is on its way. */
+static void send_state(struct launch *l)
+{
+	while (launch_client_flush(&l->client) && l->dirty) {
+		_cleanup_free_ char *line = describe(l);
+
+		if (!line)
+			return;
+		launch_client_put(&l->client, line);
+		l->dirty = false;
 	}
-	if (closed) /* only now: the last words may be what counts */
-		drop_client(l);
 }
 
 static int prepare_rank(struct launch_rank *rank, const struct rank_description *from, struct error *err)
@@ -500,6 +439,7 @@ static int prepare(struct launch *l, struct error *err)
 	l->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
 	if (l->epoll_fd < 0 || l->signal_fd < 0 || l->timer_fd < 0)
 		return error_errno(err, -errno, "cannot make an event loop");
+	l->client.epoll_fd = l->epoll_fd;
 	if (fcntl(l->listen_fd, F_SETFD, FD_CLOEXEC) < 0 || fcntl(l->listen_fd, F_SETFL, O_NONBLOCK) < 0)
 		return error_errno(err, -errno, "descriptor %d has to be the listening socket", l->listen_fd);
 	watch(l, EPOLL_CTL_ADD, l->listen_fd, EPOLLIN, EVENT_LISTEN);
@@ -593,7 +533,7 @@ static void run(struct launch *l)
 			else if (tag == EVENT_TIMER)
 				take_timer(l);
 			else if (tag == EVENT_CLIENT)
-				take_client(l);
+				launch_client_receive(&l->client, take_message, l);
 			else if (tag == EVENT_LEASE)
 				take_lease(l);
 			else if ((tag - EVENT_RANK) % 2 == 0) {
@@ -603,16 +543,15 @@ static void run(struct launch *l)
 		}
 		send_state(l);
 		/* The end is in the socket, if dtraind is there: it is received after our exit, too. */
-		if (l->terminated && l->ended && (l->client_fd < 0 || (!l->dirty && l->sent == l->out.len)))
+		if (l->terminated && l->ended &&
+		    (l->client.fd < 0 || (!l->dirty && launch_client_flush(&l->client))))
 			l->finished = true;
 	}
 }
 
 static void release(struct launch *l)
 {
-	drop_client(l);
-	strbuf_free(&l->in);
-	strbuf_free(&l->out);
+	launch_client_end(&l->client);
 	for (size_t i = 0; i < l->rank_count; i++)
 		launch_rank_release(&l->ranks[i]);
 	free(l->ranks);
@@ -632,7 +571,7 @@ int main(int argc, char **argv)
 	                   .signal_fd = -1,
 	                   .timer_fd = -1,
 	                   .listen_fd = -1,
-	                   .client_fd = -1,
+	                   .client = {.tag = EVENT_CLIENT, .fd = -1},
 	                   .lease.timer_fd = -1};
 	struct error err = ERROR_INIT;
 	int r;
