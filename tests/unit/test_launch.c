@@ -397,6 +397,28 @@ START_TEST(the_newest_connection_counts)
 }
 END_TEST
 
+/* The launcher is stopped, and then finds both at once, the new connection first. */
+START_TEST(the_last_words_of_a_connection_count_where_another_follows)
+{
+	static const char *const script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done";
+	int old, status;
+
+	launch("", true, 1, &script);
+	await(ATTEMPT_RUNNING);
+	free(await_lines("log0", 1));
+	ck_assert_int_eq(kill(child, SIGSTOP), 0);
+	ck_assert_int_eq(waitpid(child, &status, WUNTRACED), child);
+	old = client;
+	reconnect();
+	ck_assert_int_gt(send(old, "{\"stop\":1000}\n", 14, MSG_NOSIGNAL), 0);
+	close(old);
+	ck_assert_int_eq(kill(child, SIGCONT), 0);
+	await(ATTEMPT_ENDED);
+	ck_assert(report.ranks[0].stopped);
+	acknowledge();
+}
+END_TEST
+
 /* What is no command is passed over. One may come in parts, or several at once. */
 START_TEST(commands_are_lines)
 {
@@ -706,6 +728,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_launcher_that_is_told_to_end_does_so_alone, 0, 6);
 	tcase_add_test(tc, a_launcher_without_a_client_ends_after_term);
 	tcase_add_test(tc, the_newest_connection_counts);
+	tcase_add_test(tc, the_last_words_of_a_connection_count_where_another_follows);
 	tcase_add_test(tc, commands_are_lines);
 	tcase_add_test(tc, a_client_may_be_slow);
 	tcase_add_loop_test(tc, ranks_end_with_the_lease, 0, 3);
