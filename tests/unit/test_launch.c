@@ -587,21 +587,23 @@ START_TEST(kills_for_lack_of_memory_are_seen)
 }
 END_TEST
 
-/* The ranks' own processes, their session, their input, and nothing of the launcher's but the log. */
+/* The ranks' own processes, their session, their input, and nothing of the launcher's but the log. The shell
+ * blocks signals while it waits for a process, which does not inherit that. */
 START_TEST(a_rank_has_nothing_of_the_launcher)
 {
+	static const char start[] = "/dev/null\n0\nleader\nSigBlk:\t0000000000000000\nSigIgn:\t";
 	_cleanup_free_ char *want = NULL;
 
 	launch_one("",
 	           "for i in 3 4 5 6 7 8 9; do [ -e /proc/$$/fd/$i ] && echo $i; done; readlink "
 	           "/proc/$$/fd/0; ulimit -c; "
-	           "set -- $(cat /proc/$$/stat); [ $6 = $$ ] && echo leader; grep SigBlk /proc/$$/status; "
-	           "grep SigIgn /proc/$$/status; env | grep -c .; cat /proc/$$/oom_score_adj");
+	           "set -- $(cat /proc/$$/stat); [ $6 = $$ ] && echo leader; grep SigBlk /proc/self/status; "
+	           "grep SigIgn /proc/self/status; env | grep -c .; cat /proc/$$/oom_score_adj");
 	await(ATTEMPT_ENDED);
 	want = await_lines("log0", 7);
-	ck_assert_msg(str_starts(want, "/dev/null\n0\nleader\nSigBlk:\t0000000000000000\n"
-	                               "SigIgn:\t0000000000000000\n"),
-	              "%s", want);
+	ck_assert_msg(str_starts(want, start), "%s", want);
+	/* The two that the C library has for itself stay as this test has got them. */
+	ck_assert_msg((strtoull(want + strlen(start), NULL, 16) & ~(3ULL << 31)) == 0, "%s", want);
 	ck_assert_ptr_nonnull(strstr(want, "\n0\n"));
 	acknowledge();
 }
