@@ -439,9 +439,10 @@ START_TEST(a_thread_that_does_not_end_is_left)
 {
 	hangs = 0;
 	start();
+	/* Both threads: the one that listens has its set then. */
 	for (bool begun = false; !begun; usleep(1000)) {
 		pthread_mutex_lock(&lock);
-		begun = reads[0] > 0;
+		begun = reads[0] > 0 && waits > 0;
 		pthread_mutex_unlock(&lock);
 	}
 	expire = true;
