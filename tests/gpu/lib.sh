@@ -53,10 +53,10 @@ step() {
 	grep "^$part	" "$GPU_RESULTS" | tail -n +$((before + 1)) >"$file.new"
 	if grep -q -P '\t(fail|skip)\t|\tMISSED$' "$file.new"; then mv "$file.new" "$failed"; else mv "$file.new" "$file"; fi
 }
-# The seconds that are left for the part; at most LIMIT of them.
+# The seconds that are left for the part; at most LIMIT of them, and at least 1, since 0 is no limit for timeout.
 left() { # LIMIT
 	local n=$((GPU_ENDS - $(date +%s) - 5))
-	echo $((n < $1 ? n : $1))
+	echo $((n < 1 ? 1 : n < $1 ? n : $1))
 }
 # note WORDS: adds a line below the table.
 note() { printf '%s\tnote\t%s\n' "$part" "$*" >>"$GPU_RESULTS"; }

@@ -341,6 +341,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t h, cublasLtMatmulDesc_t d, const 
 				return CUBLAS_STATUS_INVALID_VALUE;
 		if (!fp8_fits(d, al, bl, cl) || !d->scale_a || !d->scale_b)
 			return CUBLAS_STATUS_INVALID_VALUE;
+		/* As seen with cuBLASLt 13.1 on an H200. */
+		if (((uintptr_t)d->scale_a | (uintptr_t)d->scale_b) % FP8_SCALE_ALIGNMENT)
+			return CUBLAS_STATUS_NOT_SUPPORTED;
 		simt_check(d->scale_a, "the scale of a gemm");
 		simt_check(d->scale_b, "the scale of a gemm");
 	}

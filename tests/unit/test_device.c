@@ -113,7 +113,8 @@ START_TEST(casts_round_to_nearest_even)
 	memcpy(in, bits, sizeof(bits));
 	cast32(bf, DTYPE_BF16, in, DTYPE_F32);
 	for (size_t i = 0; i < COUNT(bits); i++)
-		ck_assert_msg(bf[i] == bf16_from_float(in[i]), "%08x gives %04x", bits[i], bf[i]);
+		ck_assert_msg(isnan(in[i]) ? isnan(bf16_to_float(bf[i])) : bf[i] == bf16_from_float(in[i]),
+		              "%08x gives %04x", bits[i], bf[i]); /* a GPU has one NaN, 7fff */
 	cast32(half, DTYPE_F16, in, DTYPE_F32);
 	ck_assert_uint_eq(half[2], 0x3c00);
 	ck_assert_uint_eq(half[6], 0x7c00);

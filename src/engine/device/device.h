@@ -159,7 +159,8 @@ struct device_gemm {
 	bool by_rows;
 	/* Where A and B are codes of device_fp8_quantize: their formats, and what each stands for is
 	 * multiplied with (device). They are [m, k] and [n, k]: transpose_b, without transpose_a and d_bias;
-	 * n, k, lda and ldb are multiples of FP8_MULTIPLE. ab_type is what they were quantized from. */
+	 * n, k, lda and ldb are multiples of FP8_MULTIPLE, and scales are aligned to FP8_SCALE_ALIGNMENT.
+	 * ab_type is what they were quantized from. */
 	enum fp8_format fp8_a, fp8_b;
 	const float *scale_a, *scale_b;
 };

@@ -19,6 +19,8 @@ enum fp8_format { FP8_NONE, FP8_E4M3, FP8_E5M2 };
 
 /* Elements to which a row of turned codes is padded with zeros: GPUs multiply fp8 in multiples of it. */
 #define FP8_MULTIPLE 16
+/* Bytes to which the scale of an operand is aligned: cuBLASLt refuses products with another. */
+#define FP8_SCALE_ALIGNMENT 16
 
 #ifdef __CUDACC__
 #define FP8_INLINE static __host__ __device__ inline

@@ -45,10 +45,13 @@ int model_fp8_check(const struct model *m, struct error *err)
 
 /* ---- memory ---- */
 
+/* The elements from one scale, with its largest magnitude behind it, to the next. */
+enum { SCALE = FP8_SCALE_ALIGNMENT / sizeof(float) };
+
 static void place_weights(struct model *m, struct arena *a)
 {
 	int blocks = m->o.fp8_shared ? 1 : m->c.layers;
-	float *scales = arena_take(a, BUFFER_WEIGHTS, (size_t)(blocks * FP8_WEIGHTS * 2) * sizeof(float),
+	float *scales = arena_take(a, BUFFER_WEIGHTS, (size_t)(blocks * FP8_WEIGHTS * SCALE) * sizeof(float),
 	                           "fp8 weights' scales");
 
 	for (int i = 0; i < blocks * FP8_GROUPS; i++) {
@@ -60,7 +63,7 @@ static void place_weights(struct model *m, struct arena *a)
 		w->turned =
 		    arena_take(a, BUFFER_WEIGHTS, bytes, "block %d turned fp8 weights", i / FP8_GROUPS);
 		for (int j = 0; j < FP8_PRODUCTS; j++)
-			w[j].scale = scales ? scales + (i * FP8_PRODUCTS + j) * 2 : NULL;
+			w[j].scale = scales ? scales + (i * FP8_PRODUCTS + j) * SCALE : NULL;
 	}
 }
 
@@ -74,7 +77,7 @@ void model_fp8_place(struct model *m, struct arena *a)
 		return;
 	place_weights(m, a);
 	model_weights_changed(m);
-	scales = arena_take(a, BUFFER_SCRATCH, (1 + FP8_PRODUCTS) * 2 * sizeof(float), "fp8 scales");
+	scales = arena_take(a, BUFFER_SCRATCH, (1 + FP8_PRODUCTS) * SCALE * sizeof(float), "fp8 scales");
 	m->fp8.input.codes = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)m->wide, "fp8 input");
 	m->fp8.input.turned = m->fp8.input.codes;
 	m->fp8.input.scale = scales;
@@ -87,7 +90,7 @@ void model_fp8_place(struct model *m, struct arena *a)
 	m->fp8.gradient[0].codes = arena_take(a, BUFFER_SCRATCH, tokens * widest, "fp8 gradient");
 	m->fp8.gradient[0].turned = arena_take(a, BUFFER_SCRATCH, tokens * widest, "turned fp8 gradient");
 	for (int i = 0; i < FP8_PRODUCTS; i++)
-		m->fp8.gradient[i].scale = scales ? scales + 2 * (1 + i) : NULL;
+		m->fp8.gradient[i].scale = scales ? scales + SCALE * (1 + i) : NULL;
 }
 
 void model_weights_changed(struct model *m)

@@ -201,7 +201,9 @@ void device_gemm(struct device *dev, const struct device_gemm *d)
 		return;
 	}
 	if (d->fp8_a && (d->transpose_a || !d->transpose_b || d->d_bias || d->n % FP8_MULTIPLE ||
-	                 d->k % FP8_MULTIPLE || d->lda % FP8_MULTIPLE || d->ldb % FP8_MULTIPLE)) {
+	                 d->k % FP8_MULTIPLE || d->lda % FP8_MULTIPLE || d->ldb % FP8_MULTIPLE ||
+	                 device_alignment(d->scale_a, FP8_SCALE_ALIGNMENT) < FP8_SCALE_ALIGNMENT ||
+	                 device_alignment(d->scale_b, FP8_SCALE_ALIGNMENT) < FP8_SCALE_ALIGNMENT)) {
 		device_fault(dev, -EINVAL, "gemm: no product of fp8 for %lld x %lld x %lld", (long long)d->m,
 		             (long long)d->n, (long long)d->k);
 		return;
