@@ -30,8 +30,9 @@ struct peer leader_peer(const struct daemon *d);
 const char *leader_known(const struct daemon *d);
 /* May this node act as the controller now? Always, where nothing is elected. */
 bool leader_holds(const struct daemon *d);
-/* May it judge who is silent? A controller that is cut off has not heard of the others, nor of etcd, for some
- * time; as long as its lease holds it would take all nodes for lost, and stop their runs. */
+/* May it take silent nodes for lost? A controller that is cut off has received nothing from the other nodes,
+ * nor from etcd, for some time; as long as its lease holds it would take all nodes for lost, and stop their
+ * runs. */
 bool leader_is_sure(const struct daemon *d);
 /* This node was the controller: nothing is dispatched any more. */
 bool leader_is_lost(const struct daemon *d);

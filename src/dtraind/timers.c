@@ -32,8 +32,8 @@ struct timers {
 	sd_event_source *store;
 };
 
-/* How soon a controller looks again whether it may judge who is silent. Where that took long, it gives all
- * nodes their whole time again (members_expire). */
+/* How soon a controller looks again whether it may take silent nodes for lost. Where that took long, it gives
+ * all nodes their whole time again (members_expire). */
 enum { UNSURE_USEC = 200 * 1000 };
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)

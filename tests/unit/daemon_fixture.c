@@ -52,7 +52,7 @@ void daemon_fixture_environment(const char *notify, int listening)
 		unsetenv(of_systemd[i]);
 	if (notify) {
 		setenv("NOTIFY_SOCKET", notify, 1);
-		setenv("WATCHDOG_USEC", "200000", 1); /* nobody ends it where it is late */
+		setenv("WATCHDOG_USEC", "200000", 1); /* no systemd ends it where it is late */
 	}
 	if (!listening)
 		return;

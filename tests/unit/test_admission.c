@@ -376,7 +376,7 @@ START_TEST(what_the_library_does_not_take_is_gone)
 }
 END_TEST
 
-/* Who has gone before it was accepted leaves nothing, and keeps nobody out. */
+/* A caller that has gone before it was accepted leaves nothing, and keeps no other caller out. */
 START_TEST(who_has_gone_is_not_accepted)
 {
 	const struct linger reset = {.l_onoff = 1};

@@ -158,7 +158,7 @@ int launcher_connect(const struct launcher_owner *owner, const char *dir, struct
 {
 	add("connect");
 	if (code_of_connect < 0)
-		return error_set(err, code_of_connect, "nobody listens");
+		return error_set(err, code_of_connect, "no process listens");
 	launcher.owner = *owner;
 	launcher.connected = true;
 	*out = &launcher;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The check of a kernel of attention in another process: what it is told, and how it may end. The device is a
+/* The check of a kernel of attention in another process: its arguments, and how it may end. The device is a
  * stand-in; the process is this program. */
 #include "worker/attention_check.h"
 

@@ -434,7 +434,7 @@ START_TEST(the_clusters_key_has_a_certificate)
 }
 END_TEST
 
-/* Nobody else has it from us, and what is there is not written to, nor what a link points to. */
+/* No other user may read it; a file that is there is not written to, nor one that a link points to. */
 START_TEST(a_key_is_written_once)
 {
 	_cleanup_free_ char *path = in_dir("cluster.pem"), *nowhere = in_dir("none/cluster.pem"),
@@ -527,7 +527,7 @@ END_TEST
 
 /* ---- what others show ---- */
 
-/* What a certificate has beside its names; the last one has no data. */
+/* What a certificate has besides its names; the last one has no data. */
 static const struct other_name {
 	int type;
 	const char *data;

@@ -431,7 +431,7 @@ START_TEST(a_waiter_may_go)
 	commits_end(&b);
 	for (int i = 0; i < 4; i++)
 		ck_assert_int_eq(called[i], i == _i ? RUN_STOPPING : -1);
-	/* The end of the controller calls nobody. */
+	/* The end of the controller calls no waiter. */
 	ck_assert_ptr_nonnull(waiter_create(b.controller, 1, 0, INT64_MAX, note_state, &called[0]));
 	called[0] = -2;
 	bed_end(&b);

@@ -364,7 +364,7 @@ START_TEST(a_short_one_says_the_highest_number)
 }
 END_TEST
 
-/* At once: the next controller gives no number again, whether it hears of them or not. */
+/* At once: the next controller gives no number again, whether they are reported to it or not. */
 START_TEST(the_highest_number_is_stored)
 {
 	struct bed *b = settled_bed();

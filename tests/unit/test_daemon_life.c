@@ -179,7 +179,7 @@ START_TEST(runs_are_ended_where_no_service_runs)
 }
 END_TEST
 
-/* It has lost its socket: nobody else may end what it has. */
+/* It has lost its socket: no other process may end the runs that it has. */
 START_TEST(runs_are_not_ended_beside_their_service)
 {
 	struct error err = ERROR_INIT;

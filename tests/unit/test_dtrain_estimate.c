@@ -521,7 +521,7 @@ START_TEST(measured_rates_are_named)
 
 	put_worker("");
 	put_rates(1e9);
-	/* A run beside it is planned at once, and the file is not announced. */
+	/* A run in its directory is planned at once, and the file is not announced. */
 	both = fixture_call(cmd_estimate, "estimate --measure -d cpu run.conf");
 	ck_assert_int_eq(both.status, 0);
 	ck_assert_ptr_null(strstr(both.output, "written"));

@@ -335,7 +335,7 @@ START_TEST(nodes_are_waited_for)
 	_cleanup_(call_release) struct call refused =
 	    fixture_exchange(cmd_nodes, "nodes -w 2 --timeout 0", denied, 1);
 	_cleanup_(call_release) struct call plain = fixture_exchange(cmd_nodes, "nodes", gone, 1);
-	_cleanup_(call_release) struct call nobody = fixture_call(cmd_nodes, "nodes -w 1 --timeout 0");
+	_cleanup_(call_release) struct call no_service = fixture_call(cmd_nodes, "nodes -w 1 --timeout 0");
 
 	ck_assert_int_eq(call.status, 0);
 	ck_assert_str_eq(call.errors, "");
@@ -350,7 +350,7 @@ START_TEST(nodes_are_waited_for)
 	ck_assert_str_eq(unreachable.errors, "dtrain: dtraind answers with status 503\n");
 	ck_assert_int_eq(refused.status, EXIT_FAILURE);
 	ck_assert_int_eq(plain.status, STATUS_UNREACHABLE);
-	ck_assert_int_eq(nobody.status, STATUS_UNREACHABLE);
+	ck_assert_int_eq(no_service.status, STATUS_UNREACHABLE);
 }
 END_TEST
 

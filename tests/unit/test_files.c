@@ -459,7 +459,7 @@ static const struct {
     {OPENAT, 0, EIO, 2},                        /* the tree */
     {OPENAT, 1, EIO, 2},                        /* for its names */
     {OPENAT, 2, EIO, 1},                        /* "inner" */
-    {OPENAT, 2, ENOENT, 1},                     /* somebody else has removed it */
+    {OPENAT, 2, ENOENT, 1},                     /* another process has removed it */
     {FSTAT, 0, EIO, 2},     {FSTAT, 1, EIO, 1}, /* the same */
     {FDOPENDIR, 0, EIO, 2}, {FDOPENDIR, 1, EIO, 1},
 };

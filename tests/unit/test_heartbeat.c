@@ -451,7 +451,7 @@ START_TEST(a_cancelled_one_ends_it)
 }
 END_TEST
 
-/* The service ends: nobody is told of an answer. */
+/* The service ends: no answer is reported. */
 START_TEST(the_end_cancels_what_is_under_way)
 {
 	const struct report report = {.run = 7, .attempt = 2, .node = (char *)"n1", .state = ATTEMPT_RUNNING};

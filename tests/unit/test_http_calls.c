@@ -477,7 +477,7 @@ START_TEST(a_call_has_a_time_limit)
 }
 END_TEST
 
-/* The service sees that its caller has gone; the calls beside it go on. */
+/* The service sees that its caller has gone; the other calls go on. */
 START_TEST(a_cancelled_call_says_nothing)
 {
 	struct asked a[3] = {0};
@@ -505,7 +505,7 @@ START_TEST(a_cancelled_call_says_nothing)
 }
 END_TEST
 
-START_TEST(without_a_key_nobody_is_called)
+START_TEST(without_a_key_no_service_is_called)
 {
 	struct error err = ERROR_INIT;
 	struct asked a = {0};
@@ -552,7 +552,7 @@ static int option_of_client(int level, int name)
 	return value;
 }
 
-/* A small request is sent at once, and a service that is gone without a word is noticed. */
+/* A small request is sent at once, and a service that has gone without closing the connection is noticed. */
 START_TEST(a_connection_is_quick_and_watched)
 {
 	struct asked a = {0};
@@ -581,7 +581,7 @@ START_TEST(an_address_may_be_one_of_ipv6)
 }
 END_TEST
 
-/* With what is no key nobody is served; who is served already goes on. */
+/* With what is no key no caller is served; one that is served already goes on. */
 START_TEST(a_key_that_is_none_changes_nothing)
 {
 	struct identity none = *id;
@@ -689,7 +689,7 @@ int main(void)
 	tcase_add_test(c, a_reader_may_pause);
 	tcase_add_test(c, a_call_has_a_time_limit);
 	tcase_add_test(c, a_cancelled_call_says_nothing);
-	tcase_add_test(c, without_a_key_nobody_is_called);
+	tcase_add_test(c, without_a_key_no_service_is_called);
 	tcase_add_test(c, no_proxy_stands_between_services);
 	tcase_add_test(c, a_connection_is_quick_and_watched);
 	tcase_add_test(c, an_address_may_be_one_of_ipv6);

@@ -187,7 +187,7 @@ START_TEST(a_connection_can_be_made_again)
 	close(peer);
 	peer = -1;
 	check_told("closed\n");
-	launcher_acknowledge(launcher); /* nobody is there */
+	launcher_acknowledge(launcher); /* no launcher is there */
 	ck_assert_int_eq(launcher_reconnect(launcher), 0);
 	ck_assert(launcher_is_connected(launcher));
 	peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rates that a worker measures: which sets of ranks and threads, beside which load, and what is printed.
+/* The rates that a worker measures: which sets of ranks and threads, under which load, and what is printed.
  * The device, the communicator and the measurements are stand-ins. */
 #include <fcntl.h>
 #include <glob.h>
@@ -229,7 +229,7 @@ static void expect_sets(const char *sets)
 START_TEST(ranks_and_threads_of_a_machine)
 {
 	expect_sets("1*1 1*3 3*1 ");
-	/* The processes that measure beside this one. */
+	/* The processes that measure at the same time as this one. */
 	ck_assert_uint_eq(count("load-*"), 2);
 	ck_assert_str_eq(json_get_string(printed, "device", ""), "cpu: 3 threads");
 	ck_assert_ptr_nonnull(strstr(errors, "measuring collectives of 2 ranks\n"));

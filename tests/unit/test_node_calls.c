@@ -823,7 +823,6 @@ START_TEST(a_node_cut_off_starts_nothing)
 }
 END_TEST
 
-/* Nobody has to listen. */
 START_TEST(callbacks_are_optional)
 {
 	struct attempt *a;

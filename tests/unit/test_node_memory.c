@@ -172,7 +172,7 @@ static int find_user(void *context, struct error *err)
 	return 0;
 }
 
-/* What there is no memory for must not be missing from it without a word. */
+/* A variable that there is no memory for must not be missing from it without an error. */
 static void check_environment(char *const *environment)
 {
 	static const char *const wanted[] = {"TMPDIR=/", "TORCHELASTIC_ERROR_FILE=/", "DTRAIN_SLOTS=0,1",

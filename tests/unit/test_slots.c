@@ -315,7 +315,7 @@ START_TEST(errors_of_the_device_drain_it)
 
 	watch.xid(watch.context, 0, 79, 5);
 	check_drained(0, "Xid 79: fell off the bus");
-	/* The first reason stays, and nobody is told again. */
+	/* The first reason stays, and it is not reported again. */
 	watch.xid(watch.context, 0, 74, 6);
 	watch.memory_error(watch.context, 0);
 	check_told("");

@@ -789,7 +789,7 @@ START_TEST(words_of_newer_services_are_unknown)
 	ck_ok(device_list_decode(devices, &device_list, &err), &err);
 	ck_assert_int_eq(device_list.devices[0].kind, DEVICE_KIND_OTHER);
 	ck_assert_int_eq(device_list.devices[0].state, SLOT_OTHER);
-	/* They have a word of their own, which nobody else may use. */
+	/* They have a word of their own, which no known state may have. */
 	again = run_list_encode(&run_list);
 	ck_assert_str_eq(json_get_string(json_array_get(json_object_get(again, "runs"), 0), "state", ""),
 	                 "unknown");

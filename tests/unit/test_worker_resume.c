@@ -51,7 +51,7 @@ START_TEST(a_run_that_is_stopped_goes_on_from_there)
 	expect_no_words(call.output, "done in");
 	ck_assert(!file_exists("out/model.safetensors"));
 	worker_release(&call);
-	/* Two more steps, beside a run of as many without a stop. */
+	/* Two more steps, and as many of a run without a stop. */
 	steps_key = str_printf("train.max_steps=%d", stopped + 2);
 	worker_config("on", steps_key, "train.schedule=constant", "output.tensorboard=false");
 	on = worker_output("on", 1);

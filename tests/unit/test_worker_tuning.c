@@ -59,7 +59,7 @@ static void expect_list(const json_t *list, const char *names)
 	ck_assert_str_eq(b.data ? b.data : "", names);
 }
 
-/* PEFT's configuration of it, beside its weights. */
+/* PEFT's configuration of it, in the directory of its weights. */
 START_TEST(an_adapter_is_saved_as_peft_has_it)
 {
 	_cleanup_json_ json_t *config = NULL;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Training processes in children of the test, each with what the launcher sets: worker_main() with the device
- * of the CPU, a small model of bytes and a small text. A service that answers everything keeps what it is
- * told.
+ * of the CPU, a small model of bytes and a small text. A service that answers everything keeps their
+ * requests.
  */
 #pragma once
 
