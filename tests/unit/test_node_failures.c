@@ -2,29 +2,24 @@
 /* Calls of the system fail at each place of what a node does: each time that is reported, and no process is
  * left. */
 #include "failing_calls.h"
-#include "node_fixture.h"
+#include "node_makers.h"
 
 #include <string.h>
 
 #include "base/json.h"
 #include "base/str.h"
 #include "node/attempt_files.h"
-#include "node/attempts.h"
 #include "node/gpu/watch.h"
 #include "node/launch/launch.h"
 #include "node/launch/preflight.h"
 #include "node/launch/run_user.h"
 #include "node/launch/start_record.h"
 #include "node/launch/unit.h"
-#include "node/launcher.h"
-#include "node/lease.h"
 #include "node/log_quota.h"
 #include "node/log_reader.h"
 #include "node/preflight_process.h"
 #include "node/request.h"
 #include "node/run_files.h"
-#include "node/slots.h"
-#include "node/starts.h"
 
 static struct fixture f; /* Check's fixtures have no other place */
 
@@ -44,56 +39,16 @@ static void check_no_child(void)
 	ck_assert_int_eq(errno, ECHILD);
 }
 
-static int make_spare(void *context, struct error *err)
-{
-	struct preflight_spare *spare;
-	int r = preflight_spare_create(f.event, &spare, err);
-
-	if (r == 0)
-		preflight_spare_destroy(spare);
-	return r;
-}
-
-static int make_starts(void *context, struct error *err)
-{
-	struct starts *starts;
-	int r = starts_create(f.event, f.config, &(struct starts_callbacks){0}, &starts, err);
-
-	if (r == 0)
-		starts_destroy(starts);
-	return r;
-}
-
-static int make_lease(void *context, struct error *err)
-{
-	struct lease *lease;
-	int r = lease_create(f.event, f.dir, NULL, NULL, &lease, err);
-
-	if (r == 0)
-		lease_destroy(lease);
-	return r;
-}
-
-static int make_attempts(void *context, struct error *err)
-{
-	struct attempts *attempts;
-	int r = attempts_create(f.event, &attempts, err);
-
-	if (r == 0)
-		attempts_destroy(attempts);
-	return r;
-}
-
 START_TEST(event_sources_are_made)
 {
 	static const char calls[] = " sd_event_add_time sd_event_add_time_relative sd_event_add_defer ";
 
 	calls_fail_in_turn(
-	    make_spare, NULL,
+	    make_spare, &f,
 	    " sd_event_add_time_relative sd_event_source_set_enabled sd_event_source_set_priority ");
-	calls_fail_in_turn(make_starts, NULL, calls);
-	calls_fail_in_turn(make_lease, NULL, " sd_event_add_time sd_event_source_set_enabled ");
-	calls_fail_in_turn(make_attempts, NULL, calls);
+	calls_fail_in_turn(make_starts, &f, calls);
+	calls_fail_in_turn(make_lease, &f, " sd_event_add_time sd_event_source_set_enabled ");
+	calls_fail_in_turn(make_attempts, &f, calls);
 }
 END_TEST
 
@@ -159,29 +114,9 @@ START_TEST(old_files_are_looked_for)
 }
 END_TEST
 
-static int listen_to_launcher(void *context, struct error *err)
-{
-	const struct launcher_owner owner = {.event = f.event, .run = 7};
-	_cleanup_free_ char *socket = str_path_join(f.dir, "launch.sock");
-	struct launcher *launcher, *second;
-	int fd, r;
-
-	unlink(socket);
-	r = launcher_listen(&owner, f.dir, &fd, &launcher, err);
-	if (r < 0)
-		return r;
-	ck_assert(launcher_is_connected(launcher));
-	r = launcher_connect(&owner, f.dir, &second, err);
-	if (r == 0)
-		launcher_destroy(second);
-	close(fd);
-	launcher_destroy(launcher);
-	return r;
-}
-
 START_TEST(a_launcher_is_listened_to)
 {
-	calls_fail_in_turn(listen_to_launcher, NULL, " open socket bind connect listen sd_event_add_io ");
+	calls_fail_in_turn(make_launcher, &f, " open socket bind connect listen sd_event_add_io ");
 }
 END_TEST
 
@@ -416,25 +351,6 @@ START_TEST(gpus_are_watched)
 }
 END_TEST
 
-static void on_fault(void *context, int slot, const char *text)
-{
-}
-
-static void on_changed(void *context)
-{
-}
-
-static int make_slots(void *context, struct error *err)
-{
-	const struct slots_callbacks callbacks = {NULL, on_fault, on_changed};
-	struct slots *slots;
-	int r = slots_create(f.event, f.config, "n1", 0, &callbacks, &slots, err);
-
-	if (r == 0)
-		slots_destroy(slots);
-	return r;
-}
-
 static void on_report(void *context, const struct report *report)
 {
 }
@@ -452,7 +368,7 @@ static int make_node(void *context, struct error *err)
 
 START_TEST(a_node_is_made)
 {
-	calls_fail_in_turn(make_slots, NULL, " eventfd sd_event_add_io ");
+	calls_fail_in_turn(make_slots, &f, " eventfd sd_event_add_io ");
 	calls_fail_in_turn(
 	    make_node, NULL,
 	    " eventfd sd_event_add_io sd_event_add_time sd_event_add_time_relative sd_event_add_defer ");

@@ -2,7 +2,7 @@
 /* Memory runs out at each place of what a node does: each time that is reported, nothing is left half done,
  * and under sanitizers nothing is lost. */
 #include "failing_memory.h"
-#include "node_fixture.h"
+#include "node_makers.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -11,7 +11,6 @@
 
 #include "base/str.h"
 #include "node/attempt_files.h"
-#include "node/attempts.h"
 #include "node/clusters.h"
 #include "node/gpu/affinity.h"
 #include "node/gpu/device_files.h"
@@ -21,15 +20,11 @@
 #include "node/launch/run_user.h"
 #include "node/launch/start_record.h"
 #include "node/launch/unit.h"
-#include "node/launcher.h"
-#include "node/lease.h"
 #include "node/log_reader.h"
-#include "node/preflight_process.h"
 #include "node/request.h"
 #include "node/run_files.h"
 #include "node/slots.h"
 #include "node/started.h"
-#include "node/starts.h"
 #include "node/stopped.h"
 #include "node/tmp_dirs.h"
 
@@ -326,27 +321,6 @@ START_TEST(clusters_are_described)
 }
 END_TEST
 
-static void on_slot(void *context, int slot, const char *text)
-{
-}
-
-static void on_slots(void *context)
-{
-}
-
-static int make_slots(void *context, struct error *err)
-{
-	struct slots *slots;
-	int r = slots_create(f.event, f.config, "n1", 0, &(struct slots_callbacks){NULL, on_slot, on_slots},
-	                     &slots, err);
-
-	if (r < 0)
-		return r;
-	ck_assert_int_eq(slots_count(slots), 2);
-	slots_destroy(slots);
-	return 0;
-}
-
 static int describe_slot(void *context, struct error *err)
 {
 	struct device_info info;
@@ -365,10 +339,8 @@ START_TEST(slots_are_made)
 	struct slots *slots;
 	struct error err = ERROR_INIT;
 
-	memory_fails_in_turn(make_slots, NULL, true);
-	ck_ok(slots_create(f.event, f.config, "n1", 0, &(struct slots_callbacks){NULL, on_slot, on_slots},
-	                   &slots, &err),
-	      &err);
+	memory_fails_in_turn(make_slots, &f, true);
+	ck_ok(slots_create(f.event, f.config, "n1", 0, &idle_slots, &slots, &err), &err);
 	memory_runs_out(describe_slot, slots);
 	slots_destroy(slots);
 }
@@ -400,9 +372,7 @@ START_TEST(gpus_are_described)
 	ck_assert_msg(dlopen("tests/unit/libfake-nvml.so", RTLD_NOW | RTLD_GLOBAL), "%s", dlerror());
 	unsetenv("CUDA_VISIBLE_DEVICES");
 	fixture_machine(&f, "temp=1\nmig=2\n");
-	ck_ok(slots_create(f.event, f.config, "n1", 0, &(struct slots_callbacks){NULL, on_slot, on_slots},
-	                   &slots, &err),
-	      &err);
+	ck_ok(slots_create(f.event, f.config, "n1", 0, &idle_slots, &slots, &err), &err);
 	ck_ok(slots_drain(slots, 1, "its fan is loud", &err), &err);
 	memory_runs_out(describe_gpu, slots);
 	slots_destroy(slots);
@@ -486,46 +456,6 @@ static int open_tmp_dirs(void *context, struct error *err)
 	return r;
 }
 
-static int make_lease(void *context, struct error *err)
-{
-	struct lease *lease;
-	int r = lease_create(f.event, f.dir, NULL, NULL, &lease, err);
-
-	if (r == 0)
-		lease_destroy(lease);
-	return r;
-}
-
-static int make_attempts(void *context, struct error *err)
-{
-	struct attempts *attempts;
-	int r = attempts_create(f.event, &attempts, err);
-
-	if (r == 0)
-		attempts_destroy(attempts);
-	return r;
-}
-
-static int make_spare(void *context, struct error *err)
-{
-	struct preflight_spare *spare;
-	int r = preflight_spare_create(f.event, &spare, err);
-
-	if (r == 0)
-		preflight_spare_destroy(spare);
-	return r;
-}
-
-static int make_starts(void *context, struct error *err)
-{
-	struct starts *starts = NULL;
-	int r = starts_create(f.event, f.config, &(struct starts_callbacks){0}, &starts, err);
-
-	ck_assert_int_eq(starts != NULL, r == 0);
-	starts_destroy(starts);
-	return r;
-}
-
 static int open_log(void *context, struct error *err)
 {
 	struct log_reader *reader;
@@ -534,24 +464,6 @@ static int open_log(void *context, struct error *err)
 	if (r == 0)
 		log_reader_close(reader);
 	return r;
-}
-
-static int listen_to_launcher(void *context, struct error *err)
-{
-	const struct launcher_owner owner = {.event = f.event, .run = 7};
-	_cleanup_free_ char *socket = str_path_join(f.dir, "launch.sock");
-	struct launcher *launcher;
-	int fd, r;
-
-	if (!socket)
-		return -ENOMEM;
-	unlink(socket);
-	r = launcher_listen(&owner, f.dir, &fd, &launcher, err);
-	if (r < 0)
-		return r;
-	close(fd);
-	launcher_destroy(launcher);
-	return 0;
 }
 
 static int make_unit(void *context, struct error *err)
@@ -577,12 +489,12 @@ START_TEST(small_things_are_made)
 	ck_ok(file_write_atomic(path, "", 0, 0644, &err), &err);
 	memory_runs_out(add_stopped, NULL);
 	memory_runs_out(open_tmp_dirs, NULL);
-	memory_runs_out(make_lease, NULL);
-	memory_runs_out(make_attempts, NULL);
-	memory_runs_out(make_spare, NULL);
-	memory_fails_in_turn(make_starts, NULL, true);
+	memory_runs_out(make_lease, &f);
+	memory_runs_out(make_attempts, &f);
+	memory_runs_out(make_spare, &f);
+	memory_fails_in_turn(make_starts, &f, true);
 	memory_runs_out(open_log, NULL);
-	memory_runs_out(listen_to_launcher, NULL);
+	memory_runs_out(make_launcher, &f);
 	free(f.config->launch);
 	f.config->launch = strdup("process");
 	ck_ok(units_create(f.event, f.config, &units, &err), &err);
