@@ -217,6 +217,24 @@ static void release(struct devices *devices)
 	free(devices->links);
 }
 
+/* The link of the first GPU to the second one. */
+static void check_link(const char *name)
+{
+	struct devices found = find_and_connect();
+
+	ck_assert_str_eq(found.links[1], name);
+	release(&found);
+}
+
+static void check_second_is_whole(void)
+{
+	struct devices found = find();
+
+	ck_assert_uint_eq(found.count, 2);
+	ck_assert(!found.list[1].mig);
+	release(&found);
+}
+
 START_TEST(a_gpu_is_identified)
 {
 	struct devices found;
@@ -369,25 +387,16 @@ START_TEST(a_gpu_in_mig_mode_gives_its_parts)
 	release(&found);
 	/* Where its mode is not known, or it is not in it, it is a device itself. */
 	gpus[1].mig_mode = NVML_NOT_SUPPORTED;
-	found = find();
-	ck_assert_uint_eq(found.count, 2);
-	ck_assert(!found.list[1].mig);
-	release(&found);
+	check_second_is_whole();
 	gpus[1].mig_mode = NVML_SUCCESS;
 	gpus[1].mig = 0;
-	found = find();
-	ck_assert(!found.list[1].mig);
-	release(&found);
+	check_second_is_whole();
 	gpus[1].mig = 1;
 	nvml.mig_handle = NULL;
-	found = find();
-	ck_assert(!found.list[1].mig);
-	release(&found);
+	check_second_is_whole();
 	nvml.mig_handle = get_mig_handle;
 	nvml.mig_count = NULL;
-	found = find();
-	ck_assert(!found.list[1].mig);
-	release(&found);
+	check_second_is_whole();
 }
 END_TEST
 
@@ -421,9 +430,7 @@ START_TEST(a_path_has_a_name)
 		release(&found);
 	}
 	nvml.common_ancestor = NULL;
-	found = find_and_connect();
-	ck_assert_str_eq(found.links[1], "");
-	release(&found);
+	check_link("");
 }
 END_TEST
 
@@ -473,13 +480,9 @@ START_TEST(wires_are_counted)
 	 * are none. */
 	nvml.link_remote_pci = NULL;
 	nvml.link_remote_type = NULL;
-	found = find_and_connect();
-	ck_assert_str_eq(found.links[1], "NV2");
-	release(&found);
+	check_link("NV2");
 	nvml.link_state = NULL;
-	found = find_and_connect();
-	ck_assert_str_eq(found.links[1], "PXB");
-	release(&found);
+	check_link("PXB");
 }
 END_TEST
 
