@@ -143,10 +143,10 @@ struct call fixture_interrupt(command_fn command, const char *line, const struct
 	return call;
 }
 
-struct call fixture_call(command_fn command, const char *line)
+/* Writes stdout to the file `output`. */
+static struct call call_with_output(command_fn command, const char *line, const char *output)
 {
-	_cleanup_free_ char *copy = strdup(line), *output = str_path_join(dir, "output");
-	_cleanup_free_ char *errors = str_path_join(dir, "errors");
+	_cleanup_free_ char *copy = strdup(line), *errors = str_path_join(dir, "errors");
 	struct client client = {.socket = path};
 	char *argv[16];
 	struct call call = {0};
@@ -164,8 +164,24 @@ struct call fixture_call(command_fn command, const char *line)
 	close(out);
 	close(err);
 	client_release(&client);
-	ck_assert_int_eq(file_read(output, 0, &call.output, NULL, NULL), 0);
 	ck_assert_int_eq(file_read(errors, 0, &call.errors, NULL, NULL), 0);
+	return call;
+}
+
+struct call fixture_call(command_fn command, const char *line)
+{
+	_cleanup_free_ char *output = str_path_join(dir, "output");
+	struct call call = call_with_output(command, line, output);
+
+	ck_assert_int_eq(file_read(output, 0, &call.output, NULL, NULL), 0);
+	return call;
+}
+
+static struct call call_on_full(command_fn command, const char *line)
+{
+	struct call call = call_with_output(command, line, "/dev/full");
+
+	clearerr(stdout); /* or the next call would fail, too */
 	return call;
 }
 
@@ -188,7 +204,9 @@ char *fixture_refusal(int status, const char *code, const char *message)
 	return str_printf("HTTP/1.1 %d No\r\nContent-Length: %zu\r\n\r\n%s", status, strlen(body), body);
 }
 
-struct call fixture_exchange(command_fn command, const char *line, const struct exchange *list, size_t count)
+/* Serves the answers during a call of one of the functions above. */
+static struct call serve_call(struct call (*make_call)(command_fn command, const char *line),
+                              command_fn command, const char *line, const struct exchange *list, size_t count)
 {
 	struct fake_step steps[16] = {{0}};
 	char *answers[16];
@@ -202,10 +220,21 @@ struct call fixture_exchange(command_fn command, const char *line, const struct 
 		steps[i] = (struct fake_step){list[i].request, NULL, answers[i], 0};
 	}
 	fake = fake_service_start(path, steps, count);
-	call = fixture_call(command, line);
+	call = make_call(command, line);
 	fake_service_stop(fake);
 	unlink(path);
 	for (size_t i = 0; i < count; i++)
 		free(answers[i]);
 	return call;
+}
+
+struct call fixture_exchange(command_fn command, const char *line, const struct exchange *list, size_t count)
+{
+	return serve_call(fixture_call, command, line, list, count);
+}
+
+struct call fixture_exchange_full(command_fn command, const char *line, const struct exchange *list,
+                                  size_t count)
+{
+	return serve_call(call_on_full, command, line, list, count);
 }

@@ -33,6 +33,9 @@ struct exchange {
 	const char *request, *answer;
 };
 struct call fixture_exchange(command_fn command, const char *line, const struct exchange *list, size_t count);
+/* The same with a full device as stdout: `output` is NULL. */
+struct call fixture_exchange_full(command_fn command, const char *line, const struct exchange *list,
+                                  size_t count);
 /* The same in another process, which is on a terminal, and is interrupted (SIGINT) after all requests. */
 struct call fixture_interrupt(command_fn command, const char *line, const struct exchange *list,
                               size_t count);

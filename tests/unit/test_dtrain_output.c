@@ -356,48 +356,6 @@ END_TEST
 
 /* ---- what cannot be written ---- */
 
-/* The command writes to a full device. */
-static struct call call_on_full(command_fn command, const char *line, const struct exchange *list,
-                                size_t count)
-{
-	_cleanup_free_ char *copy = strdup(line), *errors = str_path_join(fixture_dir(), "errors"),
-	                    *answers[4] = {0};
-	int out = dup(STDOUT_FILENO), err = dup(STDERR_FILENO), full = open("/dev/full", O_WRONLY);
-	int told = open(errors, O_RDWR | O_CREAT | O_TRUNC, 0600), argc = 0;
-	struct client client = {.socket = fixture_socket()};
-	struct fake_step steps[4] = {{0}};
-	struct fake_service *fake;
-	struct call call = {0};
-	char *rest = copy, *argv[8];
-
-	for (size_t i = 0; i < count; i++) {
-		answers[i] = fixture_answer(list[i].answer);
-		steps[i] = (struct fake_step){list[i].request, NULL, answers[i], 0};
-	}
-	while ((argv[argc] = strsep(&rest, " ")))
-		argc++;
-	fake = fake_service_start(fixture_socket(), steps, count);
-	fflush(NULL);
-	dup2(full, STDOUT_FILENO);
-	dup2(told, STDERR_FILENO);
-	call.status = command(&client, argc, argv);
-	fflush(stdout);
-	dup2(out, STDOUT_FILENO);
-	dup2(err, STDERR_FILENO);
-	clearerr(stdout);
-	client_release(&client);
-	fake_service_stop(fake);
-	unlink(fixture_socket());
-	close(out);
-	close(err);
-	close(full);
-	close(told);
-	ck_assert_int_eq(file_read(errors, 0, &call.errors, NULL, NULL), 0);
-	for (size_t i = 0; i < count; i++)
-		free(steal_pointer(answers[i]));
-	return call;
-}
-
 #define RUNNING "{\"id\":17,\"name\":\"a\",\"state\":\"running\",\"version\":2}"
 
 START_TEST(a_full_disk_is_an_error)
@@ -417,7 +375,7 @@ START_TEST(a_full_disk_is_an_error)
 
 	for (size_t i = 0; i < ARRAY_SIZE(calls); i++) {
 		_cleanup_(call_release) struct call call =
-		    call_on_full(calls[i].command, calls[i].line, calls[i].list, calls[i].count);
+		    fixture_exchange_full(calls[i].command, calls[i].line, calls[i].list, calls[i].count);
 
 		ck_assert_int_eq(call.status, EXIT_FAILURE);
 		ck_assert_msg(strstr(call.errors, "dtrain: cannot write the output: ") != NULL, "%s: %s",
