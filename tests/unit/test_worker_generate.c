@@ -21,9 +21,8 @@ static void setup(void)
 
 	worker_setup();
 	worker_file("text.txt", "abcdefgh\nuvwxyz\n");
-	worker_config("model", "output.dir=model", "train.max_steps=100", "data.packing=false",
-	              "train.learning_rate=0.01", "output.log_steps=100", "output.tensorboard=false");
-	output = worker_output("model", 1);
+	output = worker_train("model", "output.dir=model", "train.max_steps=100", "data.packing=false",
+	                      "train.learning_rate=0.01", "output.log_steps=100", "output.tensorboard=false");
 }
 
 /* stdout of a prompt is what follows it and a newline. */

@@ -53,13 +53,11 @@ START_TEST(a_run_that_is_stopped_goes_on_from_there)
 	worker_release(&call);
 	/* Two more steps, and as many of a run without a stop. */
 	steps_key = str_printf("train.max_steps=%d", stopped + 2);
-	worker_config("on", steps_key, "train.schedule=constant", "output.tensorboard=false");
-	on = worker_output("on", 1);
+	on = worker_train("on", steps_key, "train.schedule=constant", "output.tensorboard=false");
 	from = str_printf("resuming from out/checkpoint-%d\n", stopped);
 	expect_line(on, from);
 	expect_no_words(on, "warning");
-	worker_config("whole", steps_key, "train.schedule=constant", "output.dir=whole");
-	output = worker_output("whole", 1);
+	output = worker_train("whole", steps_key, "train.schedule=constant", "output.dir=whole");
 	{
 		_cleanup_json_ json_t *left = worker_steps("out"), *right = worker_steps("whole");
 
@@ -108,12 +106,11 @@ START_TEST(a_run_may_be_made_longer_and_shorter)
 {
 	_cleanup_free_ char *first = NULL, *shorter = NULL, *longer = NULL, *whole = NULL, *told = NULL;
 
-	worker_config("first", "train.max_steps=4", "output.save_steps=2", "train.schedule=constant");
-	first = worker_output("first", 1);
+	first = worker_train("first", "train.max_steps=4", "output.save_steps=2", "train.schedule=constant");
 	ck_assert(file_exists("out/checkpoint-2") && file_exists("out/checkpoint-4"));
 	worker_serve();
-	worker_config("shorter", "train.max_steps=2", "output.save_steps=2", "train.schedule=constant");
-	shorter = worker_output("shorter", 1);
+	shorter =
+	    worker_train("shorter", "train.max_steps=2", "output.save_steps=2", "train.schedule=constant");
 	expect_line(shorter, "resuming from out/checkpoint-4\n");
 	expect_line(shorter,
 	            "warning: the checkpoint is of step 4, the run has 2: nothing is left to train\n");
@@ -122,14 +119,13 @@ START_TEST(a_run_may_be_made_longer_and_shorter)
 	told = worker_read("requests");
 	expect_words(told, "{\"checkpoint\":4}\n");
 	expect_no_words(told, "{\"checkpoint\":2}");
-	worker_config("longer", "train.max_steps=6", "output.save_steps=2", "train.schedule=constant");
-	longer = worker_output("longer", 1);
+	longer =
+	    worker_train("longer", "train.max_steps=6", "output.save_steps=2", "train.schedule=constant");
 	expect_line(longer, "resuming from out/checkpoint-4\n");
 	expect_no_words(longer, "warning");
 	expect_line(longer, "step 5/6 loss ");
 	expect_no_words(longer, "step 4/6");
-	worker_config("whole", "train.max_steps=6", "train.schedule=constant", "output.dir=whole");
-	whole = worker_output("whole", 1);
+	whole = worker_train("whole", "train.max_steps=6", "train.schedule=constant", "output.dir=whole");
 	{
 		_cleanup_json_ json_t *left = worker_steps("out"), *right = worker_steps("whole");
 		size_t n = json_array_size(left);
@@ -147,18 +143,15 @@ START_TEST(a_run_that_goes_on_otherwise_is_told_so)
 {
 	_cleanup_free_ char *first = NULL, *seed = NULL, *batch = NULL, *ranks = NULL;
 
-	worker_config("first", "train.max_steps=2", "output.save_steps=2");
-	first = worker_output("first", 1);
+	first = worker_train("first", "train.max_steps=2", "output.save_steps=2");
 	/* Another batch: the order of the rows stays. */
-	worker_config("batch", "train.max_steps=4", "train.micro_batch=1", "output.save_steps=4");
-	batch = worker_output("batch", 1);
+	batch = worker_train("batch", "train.max_steps=4", "train.micro_batch=1", "output.save_steps=4");
 	expect_line(batch, "the checkpoint was made with rows=");
 	expect_words(batch, " batch=2 seed=42 shuffle=1, now it is rows=");
 	expect_words(batch, " batch=1 seed=42 shuffle=1: epoch 1 goes on after row 4 of ");
 	expect_words(batch, "; 4 steps in all\n");
 	expect_no_words(batch, "warning");
-	worker_config("seed", "train.max_steps=6", "train.micro_batch=1", "train.seed=7");
-	seed = worker_output("seed", 1);
+	seed = worker_train("seed", "train.max_steps=6", "train.micro_batch=1", "train.seed=7");
 	expect_line(seed, "warning: the checkpoint was made with rows=");
 	expect_words(seed, "seed=42 shuffle=1, now it is rows=");
 	expect_words(seed, "seed=7 shuffle=1: the data go on in another order\n");
@@ -167,9 +160,8 @@ START_TEST(a_run_that_goes_on_otherwise_is_told_so)
 	              "output.save_steps=2", "resources.devices_per_node=2");
 	free(steal_pointer(seed));
 	free(steal_pointer(first));
-	worker_config("first", "train.max_steps=2", "output.dir=ranks", "train.micro_batch=4",
-	              "output.save_steps=2");
-	first = worker_output("first", 1);
+	first = worker_train("first", "train.max_steps=2", "output.dir=ranks", "train.micro_batch=4",
+	                     "output.save_steps=2");
 	ranks = worker_output("ranks", 2);
 	expect_line(
 	    ranks,
@@ -184,8 +176,7 @@ START_TEST(what_a_run_cannot_go_on_with)
 
 	worker_config("none", "output.resume=must");
 	worker_fails("none", "has no checkpoint");
-	worker_config("first", "train.optimizer=lion", "output.save_steps=1");
-	first = worker_output("first", 1);
+	first = worker_train("first", "train.optimizer=lion", "output.save_steps=1");
 	worker_config("other", "train.max_steps=4");
 	worker_fails("other",
 	             "out/checkpoint-2 was saved by the optimizer lion, and train.optimizer is adamw; "
@@ -198,8 +189,7 @@ START_TEST(what_a_run_cannot_go_on_with)
 	             "train.master = \"none\" is for bf16 weights, but train.precision = \"auto\" is fp32 "
 	             "(auto: as the checkpoint) here; expected \"bf16\"");
 	free(steal_pointer(first));
-	worker_config("first", "output.dir=adamw", "output.save_steps=1");
-	first = worker_output("first", 1);
+	first = worker_train("first", "output.dir=adamw", "output.save_steps=1");
 	worker_config("gradients", "train.precision=auto", "train.gradient_type=bf16", "output.dir=adamw");
 	worker_fails("gradients",
 	             "train.gradient_type = \"bf16\" is for bf16 weights, but train.precision = \"auto\" is "

@@ -26,8 +26,7 @@ START_TEST(a_run_says_and_writes_what_it_does)
 	_cleanup_json_ json_t *steps = NULL, *marks = NULL, *state = NULL, *config = NULL;
 	_cleanup_free_ char *output = NULL;
 
-	worker_config("run", "output.save_steps=2", "data.eval_fraction=2", "data.packing=false");
-	output = worker_output("run", 1);
+	output = worker_train("run", "output.save_steps=2", "data.eval_fraction=2", "data.packing=false");
 	expect_line(output, "rank 0 of 1 on cpu: 1 thread");
 	expect_line(output, "tokenizing: 0 B of 192 B read\n");
 	expect_line(output, "data: 6 examples in 6 rows, ");
@@ -98,8 +97,7 @@ START_TEST(without_save_steps_only_the_model_is_saved)
 	_cleanup_json_ json_t *marks = NULL;
 	_cleanup_free_ char *output = NULL;
 
-	worker_config("run", "output.tensorboard=false", "data.cache_dir=elsewhere");
-	output = worker_output("run", 1);
+	output = worker_train("run", "output.tensorboard=false", "data.cache_dir=elsewhere");
 	ck_assert(file_exists("out/model.safetensors") && !file_exists("out/checkpoint-2"));
 	ck_assert(!file_exists("out/runs"));
 	ck_assert(file_exists("elsewhere") && !file_exists("out/cache"));
@@ -117,8 +115,7 @@ START_TEST(a_service_is_told_of_the_progress)
 	const char *ready, *step;
 
 	worker_serve();
-	worker_config("run", "output.save_steps=1");
-	output = worker_output("run", 1);
+	output = worker_train("run", "output.save_steps=1");
 	told = worker_read("requests");
 	ready = strstr(
 	    told,
@@ -162,8 +159,7 @@ START_TEST(ranks_share_a_step)
 	_cleanup_json_ json_t *one = NULL;
 	_cleanup_free_ char *alone = NULL;
 
-	worker_config("alone", "train.micro_batch=4", "output.dir=alone", "train.max_steps=3");
-	alone = worker_output("alone", 1);
+	alone = worker_train("alone", "train.micro_batch=4", "output.dir=alone", "train.max_steps=3");
 	one = worker_steps("alone");
 	for (size_t i = 0; i < ARRAY_SIZE(strategies); i++) {
 		_cleanup_free_ char *strategy = str_printf("parallel.strategy=%s", strategies[i]);
@@ -332,8 +328,7 @@ START_TEST(warnings_of_a_run)
 {
 	_cleanup_free_ char *wide = NULL;
 
-	worker_config("wide", "data.max_length=300");
-	wide = worker_output("wide", 1);
+	wide = worker_train("wide", "data.max_length=300");
 	expect_line(wide,
 	            "warning: data.max_length is 300, but the model's max_position_embeddings is 256\n");
 }
@@ -344,8 +339,7 @@ START_TEST(what_is_held_out_is_counted)
 {
 	_cleanup_free_ char *part = NULL;
 
-	worker_config("part", "data.eval_fraction=0.25", "data.packing=false");
-	part = worker_output("part", 1);
+	part = worker_train("part", "data.eval_fraction=0.25", "data.packing=false");
 	expect_line(part, "25% held out for evaluation: 2 of 8 examples\n");
 }
 END_TEST
@@ -355,8 +349,7 @@ START_TEST(precisions)
 	_cleanup_free_ char *half = NULL, *eight = NULL, *bf16 = NULL;
 	_cleanup_json_ json_t *config = NULL, *state = NULL, *steps = NULL;
 
-	worker_config("half", "train.precision=fp16", "output.save_steps=2");
-	half = worker_output("half", 1);
+	half = worker_train("half", "train.precision=fp16", "output.save_steps=2");
 	expect_line(half, "precision: fp16\n");
 	expect_words(half, " scale 65536 skipped 0 ");
 	config = worker_json("out/config.json");
@@ -365,16 +358,14 @@ START_TEST(precisions)
 	ck_assert_str_eq(json_get_string(state, "precision", ""), "fp16");
 	steps = worker_steps("out");
 	ck_assert_double_eq(json_get_number(json_array_get(steps, 1), "loss_scale", 0), 65536);
-	worker_config("eight", "train.precision=fp8", "output.dir=eight", "output.save_steps=2");
-	eight = worker_output("eight", 1);
+	eight = worker_train("eight", "train.precision=fp8", "output.dir=eight", "output.save_steps=2");
 	expect_line(eight, "precision: fp8\n");
 	expect_line(eight, "warning: fp8 is emulated on this device, slower than bf16\n");
 	json_decref(steal_pointer(state));
 	state = worker_json("eight/checkpoint-2/dtrain/state.json");
 	ck_assert_str_eq(json_get_string(state, "precision", ""), "fp8");
-	worker_config("bf16", "train.precision=bf16", "train.master=none", "train.gradient_type=bf16",
-	              "output.dir=bf16", "output.save_steps=2");
-	bf16 = worker_output("bf16", 1);
+	bf16 = worker_train("bf16", "train.precision=bf16", "train.master=none", "train.gradient_type=bf16",
+	                    "output.dir=bf16", "output.save_steps=2");
 	expect_no_words(bf16, "fp8");
 	json_decref(steal_pointer(config));
 	config = worker_json("bf16/config.json");
@@ -387,13 +378,11 @@ START_TEST(an_optimizer_state_may_be_offloaded)
 	_cleanup_free_ char *output = NULL, *plain = NULL;
 
 	ck_assert_int_eq(mkdir("disk", 0700), 0);
-	worker_config("disk", "parallel.offload=optimizer", "parallel.offload_dir=disk",
-	              "output.dir=disk-out");
-	output = worker_output("disk", 1);
+	output = worker_train("disk", "parallel.offload=optimizer", "parallel.offload_dir=disk",
+	                      "output.dir=disk-out");
 	expect_line(output, "optimizer state: ");
 	expect_words(output, " of each rank in disk, ");
-	worker_config("plain");
-	plain = worker_output("plain", 1);
+	plain = worker_train("plain");
 	expect_same_steps("out", "disk-out");
 }
 END_TEST

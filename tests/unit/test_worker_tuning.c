@@ -26,8 +26,7 @@ static void setup(void)
 	worker_file("pairs.jsonl", PAIR("a", "yes", "no") PAIR("b", "well", "bad") PAIR("c", "one", "two"));
 	worker_file("labels.jsonl",
 	            LABELLED("a", "yes", "true") LABELLED("b", "no", "false") LABELLED("c", "one", "true"));
-	worker_config("model", "output.dir=model", "train.max_steps=1");
-	output = worker_output("model", 1);
+	output = worker_train("model", "output.dir=model", "train.max_steps=1");
 }
 
 static double loss_of(const char *directory, size_t step)
@@ -65,9 +64,8 @@ START_TEST(an_adapter_is_saved_as_peft_has_it)
 	_cleanup_json_ json_t *config = NULL;
 	_cleanup_free_ char *output = NULL;
 
-	worker_config_model("run", "lora.rank=4", "lora.alpha=12", "lora.dropout=0.25",
-	                    "lora.target=q_proj,v_proj", "lora.modules_to_save=norm");
-	output = worker_output("run", 1);
+	output = worker_train_model("run", "lora.rank=4", "lora.alpha=12", "lora.dropout=0.25",
+	                            "lora.target=q_proj,v_proj", "lora.modules_to_save=norm");
 	expect_line(output, "trained: 1584 parameters, 2.682% of the model's\n");
 	config = worker_json("out/adapter_config.json");
 	ck_assert_int_eq(json_get_int(config, "r", 0), 4);
@@ -97,8 +95,7 @@ START_TEST(the_factor_of_an_adapter_stays)
 		_cleanup_free_ char *output = NULL, *dir = str_printf("output.dir=%zu", i),
 		                    *path = str_printf("%zu/adapter_config.json", i);
 
-		worker_config_model("run", "lora.rank=4", cases[i].key, dir);
-		output = worker_output("run", 1);
+		output = worker_train_model("run", "lora.rank=4", cases[i].key, dir);
 		config = worker_json(path);
 		ck_assert_int_eq(json_get_int(config, "r", 0), cases[i].rank);
 		ck_assert_double_eq_tol(json_get_number(config, "lora_alpha", 0), cases[i].alpha, 1e-12);
@@ -129,8 +126,7 @@ START_TEST(pissa_starts_from_the_singular_vectors)
 	ck_assert_int_eq(json_get_int(config, "r", 0), 8);
 	ck_assert_double_eq_tol(json_get_number(config, "lora_alpha", 0), 16, 1e-12);
 	/* A run that goes on has the adapters of the checkpoint. */
-	worker_config_model("on", "lora.rank=4", "lora.init=pissa", "train.max_steps=3");
-	two = worker_output("on", 1);
+	two = worker_train_model("on", "lora.rank=4", "lora.init=pissa", "train.max_steps=3");
 	expect_line(two, "resuming from out/checkpoint-2\n");
 	expect_no_words(two, "singular values");
 }
@@ -140,13 +136,10 @@ START_TEST(an_adapter_goes_on_from_another)
 {
 	_cleanup_free_ char *first = NULL, *second = NULL, *fresh = NULL;
 
-	worker_config_model("first", "lora.rank=4", "output.dir=first", "train.learning_rate=0.05",
-	                    "train.max_steps=8");
-	first = worker_output("first", 1);
-	worker_config_model("second", "lora.rank=4", "lora.from=first", "output.dir=second");
-	second = worker_output("second", 1);
-	worker_config_model("fresh", "lora.rank=4", "output.dir=fresh");
-	fresh = worker_output("fresh", 1);
+	first = worker_train_model("first", "lora.rank=4", "output.dir=first", "train.learning_rate=0.05",
+	                           "train.max_steps=8");
+	second = worker_train_model("second", "lora.rank=4", "lora.from=first", "output.dir=second");
+	fresh = worker_train_model("fresh", "lora.rank=4", "output.dir=fresh");
 	ck_assert_double_lt(loss_of("second", 0), loss_of("fresh", 0) - 0.01);
 	worker_config_model("absent", "lora.rank=4", "lora.from=absent", "output.dir=absent-out");
 	worker_fails("absent", "absent");
@@ -158,15 +151,12 @@ START_TEST(an_adapter_is_resumed)
 {
 	_cleanup_free_ char *first = NULL, *on = NULL, *whole = NULL;
 
-	worker_config_model("first", "lora.rank=4", "train.schedule=constant", "output.save_steps=2");
-	first = worker_output("first", 1);
-	worker_config_model("on", "lora.rank=4", "train.schedule=constant", "output.save_steps=2",
-	                    "train.max_steps=4");
-	on = worker_output("on", 1);
+	first = worker_train_model("first", "lora.rank=4", "train.schedule=constant", "output.save_steps=2");
+	on = worker_train_model("on", "lora.rank=4", "train.schedule=constant", "output.save_steps=2",
+	                        "train.max_steps=4");
 	expect_line(on, "resuming from out/checkpoint-2\n");
-	worker_config_model("whole", "lora.rank=4", "train.schedule=constant", "output.dir=whole",
-	                    "train.max_steps=4");
-	whole = worker_output("whole", 1);
+	whole = worker_train_model("whole", "lora.rank=4", "train.schedule=constant", "output.dir=whole",
+	                           "train.max_steps=4");
 	ck_assert_double_eq(loss_of("out", 3), loss_of("whole", 3));
 	ck_assert(same_file("out/adapter_model.safetensors", "whole/adapter_model.safetensors"));
 }
@@ -225,9 +215,8 @@ START_TEST(the_reference_of_preferences_is_kept)
 	                    *saved = NULL, *damaged = NULL;
 	const char *values;
 
-	worker_config_model("first", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
-	                    "train.micro_batch=1");
-	first = worker_output("first", 1);
+	first = worker_train_model("first", "task=dpo", "data.path=pairs.jsonl", ALPACA,
+	                           "output.save_steps=2", "train.micro_batch=1");
 	expect_line(first, "reference: log-probabilities of 6 answers in ");
 	expect_words(first, " accuracy ");
 	expect_words(first, " margin ");
@@ -236,17 +225,15 @@ START_TEST(the_reference_of_preferences_is_kept)
 	kept = worker_read("out/reference.logps");
 	values = strchr(kept, '\n');
 	ck_assert(values && values > kept + 6 && !strncmp(values - 6, " model", 6));
-	worker_config_model("on", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
-	                    "train.micro_batch=1", "train.max_steps=4");
-	on = worker_output("on", 1);
+	on = worker_train_model("on", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                        "train.micro_batch=1", "train.max_steps=4");
 	expect_line(on, "resuming from out/checkpoint-2\n");
 	expect_no_words(on, "reference: ");
 	expect_no_words(on, "warning");
 	/* Computed again where the file is not there, damaged, or of another model. */
 	ck_assert_int_eq(rename("out/reference.logps", "saved"), 0);
-	worker_config_model("again", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
-	                    "train.micro_batch=1", "train.max_steps=5");
-	again = worker_output("again", 1);
+	again = worker_train_model("again", "task=dpo", "data.path=pairs.jsonl", ALPACA,
+	                           "output.save_steps=2", "train.micro_batch=1", "train.max_steps=5");
 	expect_line(again, "warning: out has no log-probabilities of this reference model and data: they are "
 	                   "computed again\n");
 	expect_line(again, "reference: log-probabilities of 6 answers in ");
@@ -258,15 +245,14 @@ START_TEST(the_reference_of_preferences_is_kept)
 		ck_ok(file_read("saved", 0, &saved, &len, &err), &err);
 		saved[len - 9] ^= 1;
 		ck_ok(file_write_atomic("out/reference.logps", saved, len, 0600, &err), &err);
-		worker_config_model("damaged", "task=dpo", "data.path=pairs.jsonl", ALPACA,
-		                    "output.save_steps=2", "train.micro_batch=1", "train.max_steps=6");
-		damaged = worker_output("damaged", 1);
+		damaged =
+		    worker_train_model("damaged", "task=dpo", "data.path=pairs.jsonl", ALPACA,
+		                       "output.save_steps=2", "train.micro_batch=1", "train.max_steps=6");
 		expect_line(damaged, "warning: out has no log-probabilities");
 		ck_assert(same_file("saved", "out/reference.logps"));
 	}
-	worker_config_model("other", "task=dpo", "preference.reference=out", "data.path=pairs.jsonl", ALPACA,
-	                    "train.micro_batch=1", "output.dir=other");
-	other = worker_output("other", 1);
+	other = worker_train_model("other", "task=dpo", "preference.reference=out", "data.path=pairs.jsonl",
+	                           ALPACA, "train.micro_batch=1", "output.dir=other");
 	expect_line(other, "reference: log-probabilities of 6 answers in ");
 	ck_assert_double_ne(loss_of("other", 0), loss_of("out", 0));
 	free(steal_pointer(kept));
@@ -297,17 +283,14 @@ START_TEST(labels_of_one_kind_are_reported)
 {
 	_cleanup_free_ char *both = NULL, *good = NULL, *bad = NULL;
 
-	worker_config_model("both", "task=kto", "data.path=labels.jsonl", ALPACA, "output.dir=both");
-	both = worker_output("both", 1);
+	both = worker_train_model("both", "task=kto", "data.path=labels.jsonl", ALPACA, "output.dir=both");
 	expect_no_words(both, "warning");
 	worker_file("good.jsonl", LABELLED("a", "yes", "true") LABELLED("b", "no", "true"));
-	worker_config_model("good", "task=kto", "data.path=good.jsonl", ALPACA, "output.dir=good");
-	good = worker_output("good", 1);
+	good = worker_train_model("good", "task=kto", "data.path=good.jsonl", ALPACA, "output.dir=good");
 	expect_line(good,
 	            "warning: the label of each example is true; kto learns from answers of both kinds\n");
 	worker_file("bad.jsonl", LABELLED("a", "yes", "false") LABELLED("b", "no", "false"));
-	worker_config_model("bad", "task=kto", "data.path=bad.jsonl", ALPACA, "output.dir=bad");
-	bad = worker_output("bad", 1);
+	bad = worker_train_model("bad", "task=kto", "data.path=bad.jsonl", ALPACA, "output.dir=bad");
 	expect_line(bad,
 	            "warning: the label of each example is false; kto learns from answers of both kinds\n");
 }
@@ -321,21 +304,19 @@ START_TEST(a_reward_model_gets_a_head)
 	_cleanup_json_ json_t *config = NULL, *peft = NULL;
 	const char *pad;
 
-	worker_config_model("whole", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2");
-	whole = worker_output("whole", 1);
+	whole = worker_train_model("whole", "task=reward", "data.path=pairs.jsonl", ALPACA,
+	                           "output.save_steps=2");
 	expect_line(whole, "score head: new, from train.seed\n");
 	config = worker_json("out/config.json");
 	ck_assert_int_eq(json_get_int(config, "pad_token_id", -1), 0);
 	ck_assert_str_eq(json_string_value(json_array_get(json_object_get(config, "architectures"), 0)),
 	                 "Qwen3ForSequenceClassification");
-	worker_config_model("on", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
-	                    "train.max_steps=4");
-	on = worker_output("on", 1);
+	on = worker_train_model("on", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                        "train.max_steps=4");
 	expect_line(on, "resuming from out/checkpoint-2\n");
 	expect_no_words(on, "score head");
 	/* model.init has no weights, so that a new head is no news. */
-	worker_config("init", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.dir=init");
-	init = worker_output("init", 1);
+	init = worker_train("init", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.dir=init");
 	expect_no_words(init, "score head");
 	worker_config_model("adapter", "task=reward", "data.path=pairs.jsonl", ALPACA, "lora.rank=4",
 	                    "output.dir=adapter");
@@ -345,9 +326,8 @@ START_TEST(a_reward_model_gets_a_head)
 	expect_line(adapter, "score head: new");
 	peft = worker_json("adapter/adapter_config.json");
 	ck_assert_str_eq(json_get_string(peft, "task_type", ""), "SEQ_CLS");
-	worker_config_model("from", "task=reward", "data.path=pairs.jsonl", ALPACA, "lora.rank=4",
-	                    "lora.from=adapter", "output.dir=from");
-	from = worker_output("from", 1);
+	from = worker_train_model("from", "task=reward", "data.path=pairs.jsonl", ALPACA, "lora.rank=4",
+	                          "lora.from=adapter", "output.dir=from");
 	expect_no_words(from, "score head");
 	/* And where it does not, an adapter cannot either. */
 	text = worker_read("model/config.json");
@@ -360,9 +340,8 @@ START_TEST(a_reward_model_gets_a_head)
 		worker_file("model/config.json", without);
 	}
 	free(steal_pointer(adapter));
-	worker_config_model("without", "task=reward", "data.path=pairs.jsonl", ALPACA, "lora.rank=4",
-	                    "output.dir=without");
-	adapter = worker_output("without", 1);
+	adapter = worker_train_model("without", "task=reward", "data.path=pairs.jsonl", ALPACA, "lora.rank=4",
+	                             "output.dir=without");
 	expect_line(adapter,
 	            "warning: model/config.json has no pad_token_id, and an adapter saves none: set "
 	            "model.config.pad_token_id = 0 where transformers loads this adapter with its base\n");

@@ -43,6 +43,9 @@ void worker_run_ranks(const char *name, struct worker_call *calls, int ranks);
 void worker_release(struct worker_call *call);
 /* The same, which have to end well; what rank 0 writes to stdout. Owned by the caller. */
 char *worker_output(const char *name, int ranks);
+/* Writes the configuration and runs it with one rank, as worker_output. */
+#define worker_train(name, ...)       (worker_config(name, ##__VA_ARGS__), worker_output(name, 1))
+#define worker_train_model(name, ...) (worker_config_model(name, ##__VA_ARGS__), worker_output(name, 1))
 /* The run has to end with status 1, and with a line of error that contains the words. */
 void worker_fails(const char *name, const char *words);
 
