@@ -513,6 +513,17 @@ START_TEST(who_has_lost_the_key_writes_nothing)
 }
 END_TEST
 
+/* A run that is stored, with a change that is not yet. */
+static struct run *insert_and_change(void)
+{
+	struct run *run = insert(RUN_QUEUED, "{}");
+
+	commit_ok();
+	run->state = RUN_STARTING;
+	store_update(store, run);
+	return run;
+}
+
 /* Its second transaction: the new runs of the first one are removed. The changes of older runs stay, and are
  * written once more with the next change, whatever that is. */
 START_TEST(a_batch_that_is_refused_in_its_middle_is_taken_back)
@@ -520,10 +531,7 @@ START_TEST(a_batch_that_is_refused_in_its_middle_is_taken_back)
 	struct run *old;
 
 	begin("n1");
-	old = insert(RUN_QUEUED, "{}");
-	commit_ok();
-	old->state = RUN_STARTING;
-	store_update(store, old);
+	old = insert_and_change();
 	insert_many(60, RUN_QUEUED);
 	fake_etcd_fail(&(struct fake_failure){.path = FAKE_TXN, .skip = 1, .count = 1, .code = -EREMOTEIO});
 	/* What takes it back is repeated, too. */
@@ -565,10 +573,7 @@ START_TEST(a_refused_change_is_written_with_the_next_one)
 	struct run *old;
 
 	begin("n1");
-	old = insert(RUN_QUEUED, "{}");
-	commit_ok();
-	old->state = RUN_STARTING;
-	store_update(store, old);
+	old = insert_and_change();
 	fake_etcd_fail(&(struct fake_failure){.path = FAKE_TXN, .count = 1, .code = -EREMOTEIO});
 	fake_etcd_calls(FAKE_TXN);
 	ck_assert_int_eq(commit().code, -EREMOTEIO);

@@ -134,19 +134,6 @@ START_TEST(a_unit_that_is_still_there_is_not_gone)
 }
 END_TEST
 
-/* As the unit of an attempt whose end is on record. */
-START_TEST(a_unit_that_is_gone_is_empty_without_a_kill)
-{
-	init.spares = true;
-	open_units();
-	start_running();
-	emit_removed(&init);
-	run_until(&empty, 1);
-	ck_assert_int_eq(exited, 1);
-	ck_assert_int_eq(empty, 1);
-}
-END_TEST
-
 /* systemd executes itself anew; what has ended meanwhile is noticed then. */
 START_TEST(what_ends_while_systemd_is_away_is_noticed)
 {
@@ -228,7 +215,6 @@ int main(void)
 	tcase_add_test(tc, a_start_that_cannot_be_described_is_refused);
 	tcase_add_test(tc, a_unit_that_is_still_there_is_not_gone);
 	tcase_add_test(tc, what_ends_while_systemd_is_away_is_noticed);
-	tcase_add_test(tc, a_unit_that_is_gone_is_empty_without_a_kill);
 	tcase_add_test(tc, what_goes_on_while_systemd_is_away_goes_on);
 	tcase_add_test(tc, a_start_that_was_killed_is_not_sent_again);
 	tcase_add_test(tc, without_a_connection_nothing_is_known);

@@ -198,6 +198,25 @@ START_TEST(ranks_share_a_step)
 }
 END_TEST
 
+/* Two ranks of the configurations "run" and "differs": both have to end with an error that has the words. */
+static void expect_refusal(const char *words)
+{
+	const char *const names[] = {"run", "differs"};
+	struct worker_call calls[2];
+	pid_t pids[2];
+
+	for (int r = 0; r < 2; r++)
+		pids[r] = worker_start(names[r], r, 2);
+	for (int r = 0; r < 2; r++)
+		calls[r] = worker_wait(pids[r], names[r], r);
+	for (int r = 0; r < 2; r++) {
+		ck_assert_msg(calls[r].status == 1, "%s: rank %d: %s%s", words, r, calls[0].output,
+		              calls[1].output);
+		expect_words(calls[r].errors, words);
+		worker_release(&calls[r]);
+	}
+}
+
 /* What each rank reads where it runs has to be the same. */
 START_TEST(ranks_with_other_files_are_refused)
 {
@@ -228,20 +247,8 @@ START_TEST(ranks_with_other_files_are_refused)
 	worker_file("more.txt", "a line that is long enough for a row more than the others make\n");
 	worker_config("run", "resources.devices_per_node=2");
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-		struct worker_call calls[2];
-		pid_t pids[2];
-
 		worker_config("differs", "resources.devices_per_node=2", cases[i].key);
-		pids[0] = worker_start("run", 0, 2);
-		pids[1] = worker_start("differs", 1, 2);
-		calls[0] = worker_wait(pids[0], "run", 0);
-		calls[1] = worker_wait(pids[1], "differs", 1);
-		for (int r = 0; r < 2; r++) {
-			ck_assert_msg(calls[r].status == 1, "%s: rank %d: %s%s", cases[i].key, r,
-			              calls[0].output, calls[1].output);
-			expect_words(calls[r].errors, cases[i].words);
-			worker_release(&calls[r]);
-		}
+		expect_refusal(cases[i].words);
 	}
 }
 END_TEST
@@ -259,19 +266,9 @@ START_TEST(the_data_of_the_ranks_are_named)
 	worker_file("more.txt", "one more line\n");
 	worker_file("most.txt", "and one\n");
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-		struct worker_call calls[2];
-		pid_t pids[2];
-
 		worker_config("run", "resources.devices_per_node=2", cases[i].key);
 		worker_config("differs", "resources.devices_per_node=2", cases[i].key, "data.max_length=16");
-		pids[0] = worker_start("run", 0, 2);
-		pids[1] = worker_start("differs", 1, 2);
-		calls[0] = worker_wait(pids[0], "run", 0);
-		calls[1] = worker_wait(pids[1], "differs", 1);
-		for (int r = 0; r < 2; r++) {
-			expect_words(calls[r].errors, cases[i].words);
-			worker_release(&calls[r]);
-		}
+		expect_refusal(cases[i].words);
 	}
 }
 END_TEST
