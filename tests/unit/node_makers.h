@@ -9,6 +9,7 @@
 #include "node/attempts.h"
 #include "node/launcher.h"
 #include "node/lease.h"
+#include "node/log_reader.h"
 #include "node/preflight_process.h"
 #include "node/slots.h"
 #include "node/starts.h"
@@ -54,6 +55,22 @@ static inline int make_attempts(void *context, struct error *err)
 
 	if (r == 0)
 		attempts_destroy(attempts);
+	return r;
+}
+
+/* Of the file "log" in the directory of the fixture, which has to exist. */
+static inline int make_log_reader(void *context, struct error *err)
+{
+	const struct fixture *f = context;
+	_cleanup_free_ char *log = str_path_join(f->dir, "log");
+	struct log_reader *reader;
+	int r;
+
+	if (!log)
+		return -ENOMEM;
+	r = log_reader_open(f->event, log, -1, true, NULL, NULL, &reader, err);
+	if (r == 0)
+		log_reader_close(reader);
 	return r;
 }
 

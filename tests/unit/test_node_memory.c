@@ -20,7 +20,6 @@
 #include "node/launch/run_user.h"
 #include "node/launch/start_record.h"
 #include "node/launch/unit.h"
-#include "node/log_reader.h"
 #include "node/request.h"
 #include "node/run_files.h"
 #include "node/slots.h"
@@ -456,16 +455,6 @@ static int open_tmp_dirs(void *context, struct error *err)
 	return r;
 }
 
-static int open_log(void *context, struct error *err)
-{
-	struct log_reader *reader;
-	int r = log_reader_open(f.event, path, -1, false, NULL, NULL, &reader, err);
-
-	if (r == 0)
-		log_reader_close(reader);
-	return r;
-}
-
 static int make_unit(void *context, struct error *err)
 {
 	const struct unit_identity identity = {7, 1, f.dir};
@@ -483,17 +472,18 @@ static int make_unit(void *context, struct error *err)
 
 START_TEST(small_things_are_made)
 {
+	_cleanup_free_ char *log = fixture_path(&f, "log");
 	struct units *units;
 	struct error err = ERROR_INIT;
 
-	ck_ok(file_write_atomic(path, "", 0, 0644, &err), &err);
+	ck_ok(file_write_atomic(log, "", 0, 0644, &err), &err);
 	memory_runs_out(add_stopped, NULL);
 	memory_runs_out(open_tmp_dirs, NULL);
 	memory_runs_out(make_lease, &f);
 	memory_runs_out(make_attempts, &f);
 	memory_runs_out(make_spare, &f);
 	memory_fails_in_turn(make_starts, &f, true);
-	memory_runs_out(open_log, NULL);
+	memory_runs_out(make_log_reader, &f);
 	memory_runs_out(make_launcher, &f);
 	free(f.config->launch);
 	f.config->launch = strdup("process");

@@ -20,6 +20,20 @@ static void await_words(const char *file, const char *words)
 	}
 }
 
+/* Starts the run and sends it the signal once it has printed the words; returns its end. */
+static struct worker_call stop_run(const char *name, const char *words, int signal)
+{
+	_cleanup_free_ char *file = str_printf("%s.0.out", name);
+	pid_t pid = worker_start(name, 0, 1);
+	struct worker_call call;
+
+	await_words(file, words);
+	kill(pid, signal);
+	call = worker_wait(pid, name, 0);
+	ck_assert_int_eq(call.status, 128 + signal);
+	return call;
+}
+
 /* A run that is stopped between steps goes on to the same numbers as one that is not. */
 START_TEST(a_run_that_is_stopped_goes_on_from_there)
 {
@@ -27,16 +41,11 @@ START_TEST(a_run_that_is_stopped_goes_on_from_there)
 	_cleanup_free_ char *output = NULL, *on = NULL, *line = NULL, *from = NULL, *steps_key = NULL,
 	                    *out = NULL;
 	struct worker_call call;
-	pid_t pid;
 	int stopped;
 
 	worker_config("long", "train.max_steps=1000000", "train.schedule=constant",
 	              "output.tensorboard=false");
-	pid = worker_start("long", 0, 1);
-	await_words("long.0.out", "step 2/1000000");
-	kill(pid, SIGTERM);
-	call = worker_wait(pid, "long", 0);
-	ck_assert_int_eq(call.status, 128 + SIGTERM);
+	call = stop_run("long", "step 2/1000000", SIGTERM);
 	ck_assert_str_eq(call.errors, "");
 	marks = worker_marks("out");
 	stopped = (int)json_get_int(json_array_get(marks, 1), "step", -1);
@@ -89,14 +98,9 @@ END_TEST
 START_TEST(a_run_may_be_interrupted)
 {
 	struct worker_call call;
-	pid_t pid;
 
 	worker_config("long", "train.max_steps=1000000", "output.save_steps=1000000");
-	pid = worker_start("long", 0, 1);
-	await_words("long.0.out", "step 1/1000000");
-	kill(pid, SIGINT);
-	call = worker_wait(pid, "long", 0);
-	ck_assert_int_eq(call.status, 128 + SIGINT);
+	call = stop_run("long", "step 1/1000000", SIGINT);
 	expect_words(call.output, "stopped by Interrupt after step ");
 	worker_release(&call);
 }
