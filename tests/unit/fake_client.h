@@ -26,7 +26,7 @@ extern struct fake_leader {
 	const char *known;     /* the controller, or NULL */
 	struct peer asked;     /* who is asked next */
 	bool holds;            /* this node is the controller, and may act */
-	struct strbuf told;    /* "learn n3, away n1, ": what the election was told */
+	struct strbuf told;    /* "learn n3, away n1, ": the calls to the election so far */
 	struct strbuf answers; /* "n3 leads and answers, n1 silent since 17, ": likewise */
 } fake_leader;
 

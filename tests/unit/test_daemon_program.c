@@ -276,7 +276,7 @@ static void manager_start(struct manager *m)
 	ck_assert_int_eq(pthread_create(&m->thread, NULL, receive, m), 0);
 }
 
-/* Whatever else it is told before. */
+/* Passes over the messages before it. */
 static void await_message(struct manager *m, const char *want)
 {
 	bool found = false;

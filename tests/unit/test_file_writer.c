@@ -88,7 +88,7 @@ static void put(const char *text)
 	ck_ok(file_writer_put(place.writer, strdup(text), &err), &err);
 }
 
-/* What a waiter was told. */
+/* The calls of a waiter. */
 struct told {
 	int times, code;
 	char message[256];
@@ -222,7 +222,7 @@ static int create(void *context, struct error *err)
 	return r;
 }
 
-/* Who cannot wait is not told; what cannot be written later is not put. */
+/* A waiter that cannot be added is not called; what cannot be written later is not put. */
 START_TEST(without_memory_nothing_is_promised)
 {
 	struct told told = {0};

@@ -147,7 +147,7 @@ static void teardown(void)
 
 struct asked {
 	struct http_transfer *transfer;
-	char heads[64]; /* "203 text/x-pieces;": what on_headers was told, each time */
+	char heads[64]; /* "203 text/x-pieces;": the arguments of each call of on_headers */
 	bool pauses;    /* with its first piece */
 	bool paused;
 	struct strbuf pieces;

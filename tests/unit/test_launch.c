@@ -679,7 +679,7 @@ START_TEST(arguments_are_checked)
 }
 END_TEST
 
-/* Each place is named before it is looked at: where it hangs, that is what is told. */
+/* Each place is named before it is looked at: where it hangs, the report names that place. */
 START_TEST(a_preflight_says_what_it_looks_at)
 {
 	_cleanup_free_ char *request = path_of("request"), *said = NULL, *text = NULL, *want = NULL;

@@ -55,7 +55,8 @@ static void expect_validity(const char *path, int days)
 	gnutls_free(data.data);
 }
 
-/* An authority lasts for twenty years, and a node's certificate for 825 days, unless it is told otherwise. */
+/* An authority lasts for twenty years, and a node's certificate for 825 days, unless an option says
+ * otherwise. */
 START_TEST(how_long_it_is_valid)
 {
 	static const struct {

@@ -108,7 +108,7 @@ START_TEST(without_save_steps_only_the_model_is_saved)
 }
 END_TEST
 
-/* What the service is told, rank 0's progress and the events. */
+/* The requests to the service: rank 0's progress and the events. */
 START_TEST(a_service_is_told_of_the_progress)
 {
 	_cleanup_free_ char *output = NULL, *told = NULL;
