@@ -14,6 +14,7 @@ struct fake_operation {
 	cublasLtEpilogue_t epilogue;
 	void *bias; /* in D's type */
 	const float *scale_a, *scale_b;
+	int8_t fast;
 };
 
 struct fake_layout {
@@ -150,6 +151,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
 	    {CUBLASLT_MATMUL_DESC_BIAS_POINTER, &d->bias, sizeof(d->bias)},
 	    {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &d->scale_a, sizeof(d->scale_a)},
 	    {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &d->scale_b, sizeof(d->scale_b)},
+	    {CUBLASLT_MATMUL_DESC_FAST_ACCUM, &d->fast, sizeof(d->fast)},
 	};
 
 	for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++) {

@@ -145,6 +145,11 @@ static inline float fast_exp2(float x)
 	return y < 0x1p-126f ? 0 : y; /* ftz */
 }
 
+static inline float fast_reciprocal(float x)
+{
+	return 1.0f / x;
+}
+
 static inline void copy_async(void *shared, const void *global, bool valid)
 {
 	simt::copy_async(shared, global, valid);

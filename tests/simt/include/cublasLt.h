@@ -28,7 +28,8 @@ typedef enum {
 	CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
 	CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
 	CUBLASLT_MATMUL_DESC_A_SCALE_POINTER = 17, /* of one fp32 number on the device, for operands of fp8 */
-	CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18
+	CUBLASLT_MATMUL_DESC_B_SCALE_POINTER = 18,
+	CUBLASLT_MATMUL_DESC_FAST_ACCUM = 25 /* one int8_t: sums of fewer bits, of operands of fp8 */
 } cublasLtMatmulDescAttributes_t;
 typedef enum {
 	CUBLASLT_EPILOGUE_DEFAULT = 1,

@@ -130,6 +130,15 @@ __device__ __forceinline__ float fast_exp2(float x)
 	return y;
 }
 
+/* 1 / x, one unit in the last place off at most; of an infinite x 0. */
+__device__ __forceinline__ float fast_reciprocal(float x)
+{
+	float y;
+
+	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
 	return (uint32_t)__cvta_generic_to_shared(p);

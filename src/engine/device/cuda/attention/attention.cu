@@ -95,23 +95,45 @@ extern "C" void device_attention_forward(struct device *dev, const struct device
 		attention_forward_plain(dev, s, a->type, o, lse, a->tokens, q, k, v);
 }
 
-/* Computes delta[h, t], the sum of d_o · o, with one warp for each row. */
-template <typename T>
-static __global__ void delta_kernel(float *delta, const T *d_o, const T *o, int64_t tokens, int heads,
-                                    int head_dim, int64_t ld)
+/* Computes delta[h, t], the sum of d_o · o. A row has eight threads, which read N elements at a time. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    delta_kernel(float *delta, const T *d_o, const T *o, int64_t tokens, int heads, int head_dim, int64_t ld)
 {
-	int64_t i = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, t = i / heads;
-	int h = (int)(i % heads);
+	int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / 8, t = quotient(i, heads);
+	int h = (int)(i - t * heads);
+	int64_t at = t * ld + (int64_t)h * head_dim;
 	float sum = 0;
 
-	if (t >= tokens)
-		return;
-	for (int d = (int)threadIdx.x % 32; d < head_dim; d += 32)
-		sum += to_float(d_o[t * ld + (int64_t)h * head_dim + d]) *
-		       to_float(o[t * ld + (int64_t)h * head_dim + d]);
-	sum = warp_sum(sum);
-	if (threadIdx.x % 32 == 0)
+	for (int d = (int)threadIdx.x % 8 * N; t < tokens && d < head_dim; d += 8 * N) {
+		float x[N], y[N];
+
+		load(x, d_o + at + d);
+		load(y, o + at + d);
+#pragma unroll
+		for (int k = 0; k < N; k++)
+			sum += x[k] * y[k];
+	}
+#pragma unroll
+	for (int mask = 4; mask; mask >>= 1)
+		sum += shuffle_xor(sum, mask);
+	if (t < tokens && threadIdx.x % 8 == 0)
 		delta[h * tokens + t] = sum;
+}
+
+template <typename T>
+static void find_delta(struct device *dev, const struct device_attention *a, float *delta, const T *d_o,
+                       const T *o)
+{
+	unsigned blocks = (unsigned)ceil_div(a->tokens * a->heads, THREADS / 8);
+	constexpr int N = WIDE<T>;
+
+	if (wide_rows(d_o, a->ld_o, sizeof(T)) && aligned16(o) && a->head_dim % N == 0)
+		LAUNCH(dev, (delta_kernel<T, N>), blocks, THREADS, 0, delta, d_o, o, a->tokens, a->heads,
+		       a->head_dim, a->ld_o);
+	else
+		LAUNCH(dev, (delta_kernel<T, 1>), blocks, THREADS, 0, delta, d_o, o, a->tokens, a->heads,
+		       a->head_dim, a->ld_o);
 }
 
 /* Where the halves of what is rotated, and the tables, are whole packs. */
@@ -147,14 +169,13 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 	if (!delta)
 		return;
 	with_type(a->type, [&](auto t) {
-		LAUNCH(dev, delta_kernel<decltype(t)>, (unsigned)ceil_div(a->tokens * a->heads, THREADS / 32),
-		       THREADS, 0, delta, (const decltype(t) *)d_o, (const decltype(t) *)o, a->tokens,
-		       a->heads, a->head_dim, a->ld_o);
+		find_delta(dev, a, delta, (const decltype(t) *)d_o, (const decltype(t) *)o);
 	});
 	if (wide && dev->attention_hopper[DEVICE_ATTENTION_BACKWARD] &&
 	    attention_backward_hopper(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o, delta,
 	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v)) {
-		rotation_undo(dev, a, d_q, d_k);
+		if (2 * s.rotary_half != a->head_dim)
+			rotation_undo(dev, a, d_q, d_k);
 		return;
 	}
 	if (wide && attention_backward_tiles(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o,

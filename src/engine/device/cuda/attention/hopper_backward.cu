@@ -6,9 +6,10 @@
  *
  *                   key_gradient_hopper               query_gradient_hopper
  *     own tile      128 keys of a head of k           128 queries of a head
- *     loop          tiles of 64 queries that see      tiles of 64 keys that they see
- *                   them, of one head of the group
- *                   after another
+ *     loop          tiles of 64 queries (96 with      tiles of 64 keys (96 with heads
+ *                   heads of 64) that see them, of    of 64) that they see
+ *                   one head of the group after
+ *                   another
  *     own operands  K, V in shared memory             Q, dO in registers
  *     products      Sᵀ = K · Qᵀ, dPᵀ = V · dOᵀ        S = Q · Kᵀ, dP = dO · Vᵀ
  *                   P = exp(S - lse)                  P = exp(S - lse)
@@ -41,8 +42,12 @@
 #include "engine/device/cuda/attention/hopper_tiles.cuh"
 
 #define ROWS   (64 * CONSUMERS) /* of a block's own tile */
-#define STEP   64               /* rows of the other side at a time */
 #define STAGES 4
+
+/* Rows of the other side at a time. With heads of 64 a product of 64 rows would take the tensor cores no
+ * longer than it takes to begin and to await it (8 % slower on an H200 at 4096 rows); for 128 rows there are
+ * too few registers. */
+template <int HD> constexpr int LOOP_ROWS = HD > 64 ? 64 : 96;
 
 /* One for each place of a tile of the loop. */
 struct places {
@@ -88,9 +93,43 @@ static __device__ __forceinline__ void skip(places *at, int i)
 	release(at, i);
 }
 
+/* Rotates gradients back where whole heads were rotated, with the bits of rope.cu behind this kernel: the
+ * thread that has an element of a row's first half has its partner of the second. */
+template <int HD>
+static __device__ __forceinline__ void rotate_rows(float (&x)[HD / 2], const attention_shape &a, int first,
+                                                   int last)
+{
+	int row = first + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
+
+	if (2 * a.rotary_half != HD)
+		return;
+#pragma unroll
+	for (int half = 0; half < 2; half++, row += 8) {
+		int64_t turn = row <= last ? (int64_t)a.positions[row] * (HD / 2) : 0;
+
+		turn += 2 * (threadIdx.x % 4);
+#pragma unroll
+		for (int n = 0; n < HD / 16; n++) {
+			float c[2], s[2];
+
+			load(c, a.cos_table + turn + 8 * n);
+			load(s, a.sin_table + turn + 8 * n);
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				float &v = x[4 * n + 2 * half + i], &w = x[4 * (n + HD / 16) + 2 * half + i];
+				float before = rounded<bf16>(v), other = rounded<bf16>(w);
+
+				v = before * c[i] + other * s[i];
+				w = other * c[i] - before * s[i];
+			}
+		}
+	}
+}
+
 /* ---- gradients of keys and values ---- */
 
 template <int HD> struct key_memory {
+	static constexpr int STEP = LOOP_ROWS<HD>;
 	static constexpr int OWN = TILE_BYTES<HD, ROWS>, TILE = TILE_BYTES<HD, STEP>;
 	static constexpr int KEYS = 0, VALUES = OWN, QUERIES = 2 * OWN, GRADIENTS = QUERIES + STAGES * TILE,
 	                     STATISTICS = GRADIENTS + STAGES * TILE, STATISTIC = 2 * STEP * 4,
@@ -98,8 +137,9 @@ template <int HD> struct key_memory {
 	static constexpr size_t BYTES = 1024 + PLACES + sizeof(places); /* aligned to 1024 within it */
 };
 
-static __device__ __forceinline__ block_range keys_of(const attention_shape &a)
+template <int HD> static __device__ __forceinline__ block_range keys_of(const attention_shape &a)
 {
+	constexpr int STEP = LOOP_ROWS<HD>;
 	block_range r;
 	int end;
 
@@ -117,6 +157,7 @@ produce_queries(const attention_shape &a, const block_range &r, unsigned char *m
                 const tensor_map *q, const tensor_map *k, const tensor_map *v, const tensor_map *d_o)
 {
 	typedef key_memory<HD> M;
+	constexpr int STEP = M::STEP;
 	int kv = (int)blockIdx.x, end = r.begin + r.steps * STEP;
 
 	barrier_expect(&at->own_full, 2 * M::OWN);
@@ -142,6 +183,7 @@ static __device__ __forceinline__ void produce_statistics(const attention_shape 
                                                           const float *delta, const float *lse)
 {
 	typedef key_memory<HD> M;
+	constexpr int STEP = M::STEP;
 	int lane = (int)threadIdx.x % 32, end = r.begin + r.steps * STEP, i = 0;
 	int tokens = (int)a.queries;
 
@@ -168,10 +210,11 @@ struct thread_keys {
 	int key[2], end[2];
 };
 
-static __device__ __forceinline__ void mask_queries(float (&s)[STEP / 2], const thread_keys &k, int query)
+template <int N>
+static __device__ __forceinline__ void mask_queries(float (&s)[N], const thread_keys &k, int query)
 {
 #pragma unroll
-	for (int n = 0; n < STEP / 8; n++)
+	for (int n = 0; n < N / 4; n++)
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			int x = query + 8 * n + i % 2;
@@ -182,10 +225,11 @@ static __device__ __forceinline__ void mask_queries(float (&s)[STEP / 2], const 
 }
 
 /* The probabilities of scores whose columns are queries. */
-static __device__ __forceinline__ void probabilities(float (&s)[STEP / 2], const float *lse, float scale2)
+template <int N>
+static __device__ __forceinline__ void probabilities(float (&s)[N], const float *lse, float scale2)
 {
 #pragma unroll
-	for (int n = 0; n < STEP / 8; n++) {
+	for (int n = 0; n < N / 4; n++) {
 		float l[2];
 
 		load(l, lse + 8 * n);
@@ -196,11 +240,12 @@ static __device__ __forceinline__ void probabilities(float (&s)[STEP / 2], const
 }
 
 /* ds = p · (dp - delta), in place of dp. */
-static __device__ __forceinline__ void score_gradients(float (&dp)[STEP / 2], const float (&p)[STEP / 2],
+template <int N>
+static __device__ __forceinline__ void score_gradients(float (&dp)[N], const float (&p)[N],
                                                        const float *delta)
 {
 #pragma unroll
-	for (int n = 0; n < STEP / 8; n++) {
+	for (int n = 0; n < N / 4; n++) {
 		float d[2];
 
 		load(d, delta + 8 * n);
@@ -216,6 +261,7 @@ static __device__ __forceinline__ void consume_queries(const attention_shape &a,
                                                        bf16 *d_k, bf16 *d_v)
 {
 	typedef key_memory<HD> M;
+	constexpr int STEP = M::STEP;
 	uint32_t base = shared_address(memory);
 	int t = (int)threadIdx.x % 4, first = r.first + 64 * group;
 	int last = first + 63 < r.last ? first + 63 : r.last, closed = (int)end_query(a, first);
@@ -237,7 +283,7 @@ static __device__ __forceinline__ void consume_queries(const attention_shape &a,
 	for (int h = 0; h < a.group; h++) {
 		int step = 0;
 
-		for (; step < group; step++, i++) /* before the warpgroup's first key */
+		for (; step < 64 * group / STEP; step++, i++) /* before the warpgroup's first key */
 			skip(at, i);
 		for (; step < steps; step++, i++) {
 			int place = i % STAGES, query = r.begin + step * STEP;
@@ -281,6 +327,7 @@ static __device__ __forceinline__ void consume_queries(const attention_shape &a,
 #pragma unroll
 	for (int j = 0; j < HD / 2; j++)
 		dk[j] *= a.scale;
+	rotate_rows<HD>(dk, a, first, last);
 	d_k += (int64_t)blockIdx.x * HD;
 	d_v += (int64_t)blockIdx.x * HD;
 	put<bf16, HD, ROWS>(d_k, a.ld_k, first, last, memory + M::KEYS, group, dk);
@@ -296,7 +343,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	DYNAMIC_SHARED(start);
 	unsigned char *memory = start + (1024 - shared_address(start) % 1024) % 1024;
 	places *at = (places *)(memory + key_memory<HD>::PLACES);
-	block_range r = keys_of(a);
+	block_range r = keys_of<HD>(a);
 	/* The same in all lanes of a warp, which the compiler knows of a shuffle: addresses are then computed
 	 * once. */
 	int group = shuffle((int)threadIdx.x / WARPGROUP, 0);
@@ -325,14 +372,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
 /* ---- gradients of queries ---- */
 
 template <int HD> struct query_memory {
+	static constexpr int STEP = LOOP_ROWS<HD>;
 	static constexpr int TILE = TILE_BYTES<HD, STEP>;
 	static constexpr int OUTPUT = 0, KEYS = TILE_BYTES<HD, ROWS>, VALUES = KEYS + STAGES * TILE,
 	                     PLACES = VALUES + STAGES * TILE;
 	static constexpr size_t BYTES = 1024 + PLACES + sizeof(places); /* aligned to 1024 within it */
 };
 
-static __device__ __forceinline__ block_range queries_of(const attention_shape &a)
+template <int HD> static __device__ __forceinline__ block_range queries_of(const attention_shape &a)
 {
+	constexpr int STEP = LOOP_ROWS<HD>;
 	block_range r;
 
 	r.first = (int)(gridDim.y - 1 - blockIdx.y) * ROWS;
@@ -349,6 +398,7 @@ static __device__ __forceinline__ void produce_keys(const attention_shape &a, co
                                                     const tensor_map *v)
 {
 	typedef query_memory<HD> M;
+	constexpr int STEP = M::STEP;
 	int column = (int)blockIdx.x / a.group * HD;
 
 	for (int i = 0; i < r.steps; i++) {
@@ -380,9 +430,10 @@ static __device__ __forceinline__ void load_operand(uint32_t (&x)[HD / 16][4], c
 
 /* s = x · a tile, transposed. */
 template <int HD>
-static __device__ __forceinline__ void multiply_operand(float (&s)[STEP / 2], const uint32_t (&x)[HD / 16][4],
-                                                        uint32_t at)
+static __device__ __forceinline__ void multiply_operand(float (&s)[LOOP_ROWS<HD> / 2],
+                                                        const uint32_t (&x)[HD / 16][4], uint32_t at)
 {
+	constexpr int STEP = LOOP_ROWS<HD>;
 #pragma unroll
 	for (int k = 0; k < HD / 16; k++)
 		wgmma<bf16, STEP, false>(s, x[k], tile<HD>::by_rows(at, STEP, 0, 16 * k), k > 0);
@@ -391,9 +442,9 @@ static __device__ __forceinline__ void multiply_operand(float (&s)[STEP / 2], co
 
 /* s = q · a tile of keys, transposed, and dp = d_o · the values of these keys, transposed. */
 template <int HD>
-static __device__ __forceinline__ void multiply_both(float (&s)[STEP / 2], float (&dp)[STEP / 2],
-                                                     const uint32_t (&queries)[HD / 16][4],
-                                                     const uint32_t (&gradients)[HD / 16][4], uint32_t keys)
+static __device__ __forceinline__ void
+multiply_both(float (&s)[LOOP_ROWS<HD> / 2], float (&dp)[LOOP_ROWS<HD> / 2],
+              const uint32_t (&queries)[HD / 16][4], const uint32_t (&gradients)[HD / 16][4], uint32_t keys)
 {
 	wgmma_fence();
 	multiply_operand<HD>(s, queries, keys);
@@ -402,22 +453,24 @@ static __device__ __forceinline__ void multiply_both(float (&s)[STEP / 2], float
 
 /* The probabilities of scores whose rows are queries. key: the first of the tile; open: every query of the
  * warpgroup sees the keys from here to its first query. */
-static __device__ __forceinline__ void query_probabilities(float (&s)[STEP / 2], const thread_rows &rows,
-                                                           int key, int first, int open,
-                                                           const float (&lse)[2], float scale2)
+template <int N>
+static __device__ __forceinline__ void query_probabilities(float (&s)[N], const thread_rows &rows, int key,
+                                                           int first, int open, const float (&lse)[2],
+                                                           float scale2)
 {
-	if (key + STEP - 1 > first || key < open)
+	if (key + 2 * N - 1 > first || key < open)
 		mask_keys(s, rows, key + 2 * ((int)threadIdx.x % 4));
 #pragma unroll
-	for (int j = 0; j < STEP / 2; j++)
+	for (int j = 0; j < N; j++)
 		s[j] = fast_exp2(s[j] * scale2 - lse[j / 2 % 2]);
 }
 
-static __device__ __forceinline__ void
-query_score_gradients(float (&dp)[STEP / 2], const float (&p)[STEP / 2], const float (&delta)[2])
+template <int N>
+static __device__ __forceinline__ void query_score_gradients(float (&dp)[N], const float (&p)[N],
+                                                             const float (&delta)[2])
 {
 #pragma unroll
-	for (int j = 0; j < STEP / 2; j++)
+	for (int j = 0; j < N; j++)
 		dp[j] = p[j] * (dp[j] - delta[j / 2 % 2]);
 }
 
@@ -427,6 +480,7 @@ consume_keys(const attention_shape &a, const block_range &r, int group, unsigned
              bf16 *d_q, const bf16 *d_o, const bf16 *q, const float *delta, const float *lse)
 {
 	typedef query_memory<HD> M;
+	constexpr int STEP = M::STEP;
 	uint32_t base = shared_address(memory);
 	int head = (int)blockIdx.x, first = r.first + 64 * group, i = 0;
 	int last = first + 63 < r.last ? first + 63 : r.last, open = (int)first_key(a, last);
@@ -496,6 +550,7 @@ consume_keys(const attention_shape &a, const block_range &r, int group, unsigned
 #pragma unroll
 	for (int j = 0; j < HD / 2; j++)
 		dq[j] *= a.scale;
+	rotate_rows<HD>(dq, a, first, last);
 	put<bf16, HD, ROWS>(d_q + head * HD, a.ld_q, first, last, memory + M::OUTPUT, group, dq);
 }
 
@@ -508,7 +563,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	DYNAMIC_SHARED(start);
 	unsigned char *memory = start + (1024 - shared_address(start) % 1024) % 1024;
 	places *at = (places *)(memory + query_memory<HD>::PLACES);
-	block_range r = queries_of(a);
+	block_range r = queries_of<HD>(a);
 	/* The same in all lanes of a warp, which the compiler knows of a shuffle: addresses are then computed
 	 * once. */
 	int group = shuffle((int)threadIdx.x / WARPGROUP, 0);
@@ -538,7 +593,7 @@ static bool launch(struct device *dev, const attention_shape &a, bf16 *d_q, bf16
                    const bf16 *v)
 {
 	constexpr size_t shared_k = key_memory<HD>::BYTES, shared_q = query_memory<HD>::BYTES;
-	constexpr int columns = tile<HD>::COLUMNS;
+	constexpr int columns = tile<HD>::COLUMNS, step = LOOP_ROWS<HD>;
 	constexpr enum swizzle swizzle = tile<HD>::SWIZZLE;
 	unsigned blocks = (unsigned)ceil_div(a.queries, ROWS);
 	/* The blocks with the most work of all heads come first. */
@@ -547,10 +602,10 @@ static bool launch(struct device *dev, const attention_shape &a, bf16 *d_q, bf16
 	tensor_map q_step, o_step, k_step, v_step, k_own, v_own;
 
 	if (shared_k > dev->shared_most || shared_q > dev->shared_most || blocks > 65535 ||
-	    !tensor_map_make(dev, &q_step, q, a.queries, width, a.ld_q, STEP, columns, swizzle) ||
-	    !tensor_map_make(dev, &o_step, d_o, a.queries, width, a.ld_o, STEP, columns, swizzle) ||
-	    !tensor_map_make(dev, &k_step, k, a.keys, width_kv, a.ld_k, STEP, columns, swizzle) ||
-	    !tensor_map_make(dev, &v_step, v, a.keys, width_kv, a.ld_v, STEP, columns, swizzle) ||
+	    !tensor_map_make(dev, &q_step, q, a.queries, width, a.ld_q, step, columns, swizzle) ||
+	    !tensor_map_make(dev, &o_step, d_o, a.queries, width, a.ld_o, step, columns, swizzle) ||
+	    !tensor_map_make(dev, &k_step, k, a.keys, width_kv, a.ld_k, step, columns, swizzle) ||
+	    !tensor_map_make(dev, &v_step, v, a.keys, width_kv, a.ld_v, step, columns, swizzle) ||
 	    !tensor_map_make(dev, &k_own, k, a.keys, width_kv, a.ld_k, ROWS, columns, swizzle) ||
 	    !tensor_map_make(dev, &v_own, v, a.keys, width_kv, a.ld_v, ROWS, columns, swizzle))
 		return false;

@@ -134,7 +134,7 @@ static __global__ void columns_kernel(T *y, const T *x, const T *times, const T 
 	int64_t stride = (int64_t)gridDim.x * blockDim.x;
 
 	for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < rows * cols; i += stride) {
-		int64_t t = i / cols, j = i - t * cols, at = t * ld + j;
+		int64_t t = quotient(i, cols), j = i - t * cols, at = t * ld + j;
 		float out = to_float(x[at]);
 
 		if (times)

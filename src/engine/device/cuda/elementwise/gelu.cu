@@ -23,7 +23,7 @@ static __global__ void forward_kernel(T *y, const T *x, int64_t tokens, int cols
 	int64_t packs = cols / N, stride = (int64_t)gridDim.x * blockDim.x;
 
 	for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < tokens * packs; p += stride) {
-		int64_t t = p / packs, i = (p - t * packs) * N, at = (GATED ? 2 : 1) * t * cols + i;
+		int64_t t = quotient(p, packs), i = (p - t * packs) * N, at = (GATED ? 2 : 1) * t * cols + i;
 		float g[N], u[N], slope;
 
 		load(g, x + at);
@@ -43,7 +43,7 @@ static __global__ void backward_kernel(T *d_x, T *y, const T *d_y, const T *x, i
 	int64_t packs = cols / N, stride = (int64_t)gridDim.x * blockDim.x;
 
 	for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < tokens * packs; p += stride) {
-		int64_t t = p / packs, i = (p - t * packs) * N, at = (GATED ? 2 : 1) * t * cols + i;
+		int64_t t = quotient(p, packs), i = (p - t * packs) * N, at = (GATED ? 2 : 1) * t * cols + i;
 		float g[N], u[N], dy[N], du[N];
 
 		load(g, x + at);

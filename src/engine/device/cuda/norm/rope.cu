@@ -6,8 +6,9 @@
  * In the forward pass one launch rotates q and k of a block: cuBLASLt has no epilogue that could, and kernels
  * of attention read k once for each tile of queries. For Llama-3.2-1B and 4 x 4096 tokens this moves 168 MB
  * in each block, 2.7 GB a step. In the backward pass the portable kernels of attention in bf16 rotate
- * gradients back before they write them (attention/backward.cu), and where q and k are normed, their norms do
- * (norm.cu); this kernel is left for what cuDNN and Hopper's kernels have written, which moves as much again.
+ * gradients back before they write them (attention/backward.cu), Hopper's too where whole heads are rotated,
+ * and where q and k are normed, their norms do (norm.cu); this kernel is left for what cuDNN has written,
+ * which moves as much again.
  */
 #include "engine/device/cuda/kernel.cuh"
 
@@ -22,7 +23,7 @@ static __global__ void rope_kernel(T *x, int64_t ld, int heads, int head_dim, in
 	int64_t total = tokens * per_token, stride = (int64_t)gridDim.x * blockDim.x;
 
 	for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < total; p += stride) {
-		int64_t t = p / per_token;
+		int64_t t = quotient(p, per_token);
 		int rest = (int)(p - t * per_token), head = rest / per_head, i = (rest - head * per_head) * N;
 		int64_t row = (int64_t)positions[t] * half + i;
 		T *pa = x + t * ld + (int64_t)head * head_dim + i, *pb = pa + half;

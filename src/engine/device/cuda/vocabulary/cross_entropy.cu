@@ -16,7 +16,7 @@
 #define STATIC_MOST 512 /* bytes of shared memory beside the row */
 #define LOG2_E      1.44269504088896341f
 
-/* The sum of 2^(x - max) over the elements so far; max is finite, or -inf where there are none. */
+/* The sum of 2^(x · log2(e) - max) over the elements so far; max is the largest of them, times log2(e). */
 struct softmax {
 	float max, sum;
 };
@@ -25,9 +25,10 @@ static __device__ __forceinline__ softmax merge(softmax a, softmax b)
 {
 	float max = fmaxf(a.max, b.max);
 
-	if (b.max == -INFINITY)
+	/* A sum without elements is 0; one with a NaN has no maximum, perhaps. */
+	if (b.sum == 0)
 		return a;
-	if (a.max == -INFINITY)
+	if (a.sum == 0)
 		return b;
 	return softmax{max, a.sum * exp2f(a.max - max) + b.sum * exp2f(b.max - max)};
 }
@@ -60,23 +61,25 @@ static __device__ __forceinline__ void widen(float (&v)[N], const pack<T, N> &ra
 		v[k] = to_float(raw.v[k]);
 }
 
+/* With the fewest instructions for an element, which the kernel would else wait for. A NaN is no maximum, but
+ * the sum is NaN then, and with it the loss. */
 template <typename T, int N> static __device__ __forceinline__ softmax add(softmax s, const pack<T, N> &raw)
 {
-	float v[N], max = s.max;
+	float v[N], max = -INFINITY, base;
 
 	widen(v, raw);
 #pragma unroll
-	for (int k = 0; k < N; k++) {
-		v[k] *= LOG2_E;
-		max = v[k] > max || v[k] != v[k] ? v[k] : max; /* NaNs go on to the loss */
+	for (int k = 0; k < N; k++)
+		max = fmaxf(max, v[k]);
+	max *= LOG2_E;
+	if (max > s.max) {
+		s.sum *= fast_exp2(s.max - max);
+		s.max = max;
 	}
-	if (max == -INFINITY)
-		return s;
-	s.sum *= s.max == max ? 1.0f : exp2f(s.max - max);
-	s.max = max;
+	base = s.max == -INFINITY ? 0 : s.max;
 #pragma unroll
 	for (int k = 0; k < N; k++)
-		s.sum += exp2f(v[k] - max);
+		s.sum += fast_exp2(v[k] * LOG2_E - base);
 	return s;
 }
 
@@ -127,11 +130,12 @@ static __global__ void __launch_bounds__(WIDTH)
 
 		widen(v, j < kept ? cache[j * WIDTH] : x[p]);
 #pragma unroll
-		for (int k = 0; k < N; k++) {
-			v[k] = exp2f(v[k] * LOG2_E - s.max) * factor;
-			if (p * N + k == target)
-				v[k] -= scale;
-		}
+		for (int k = 0; k < N; k++)
+			v[k] = fast_exp2(v[k] * LOG2_E - s.max) * factor;
+		if (p == target / N)
+#pragma unroll
+			for (int k = 0; k < N; k++)
+				v[k] -= k == target % N ? scale : 0;
 		store((T *)(x + p), v);
 	}
 	if (mine == 0)

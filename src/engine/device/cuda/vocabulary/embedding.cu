@@ -17,7 +17,7 @@ static __global__ void gather(T *out, const int32_t *ids, const T *table, int64_
 	int64_t packs = cols / N, stride = (int64_t)gridDim.x * blockDim.x;
 
 	for (int64_t p = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; p < tokens * packs; p += stride) {
-		int64_t t = p / packs, i = (p - t * packs) * N;
+		int64_t t = quotient(p, packs), i = (p - t * packs) * N;
 
 		*(pack<T, N> *)(out + t * cols + i) =
 		    *(const pack<T, N> *)(table + (int64_t)ids[t] * cols + i);
