@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peer of tests/gpu/run: transformers + PyTorch, full fine-tuning of a model from nothing, as its users run it.
 
-torch_gpu.py CONFIG_JSON --length N --micro-batch N [--weights autocast|bf16] [--compile] [--device cuda|cpu] [--steps N]
+torch_gpu.py CONFIG_JSON --length N --micro-batch N [--weights autocast|bf16] [--compile model|blocks] [--device cuda|cpu] [--steps N]
 
 SDPA attention, fused AdamW, clipping at 1.0, the loss that transformers itself computes. "autocast": fp32 weights and optimizer,
-bf16 autocast, as the Trainer's bf16=True; "bf16": weights and optimizer in bf16 altogether (less exact, less memory). Prints one line
+bf16 autocast, as the Trainer's bf16=True; "bf16": weights and optimizer in bf16 altogether (less exact, less memory). --compile blocks
+compiles each block by itself, as accelerate's regional compilation does: all of them are the same code, so that it takes much less time
+than the whole model. Prints one line
 of JSON: tokens_per_second (median step), allocated_mib and reserved_mib (PyTorch's own peaks), used_mib (of the device, by everybody).
 """
 import time
@@ -20,7 +22,7 @@ parser.add_argument("config")
 parser.add_argument("--length", type=int, required=True)
 parser.add_argument("--micro-batch", type=int, required=True)
 parser.add_argument("--weights", choices=("autocast", "bf16"), default="autocast")
-parser.add_argument("--compile", action="store_true")
+parser.add_argument("--compile", choices=("model", "blocks"))
 parser.add_argument("--device", default="cuda")
 parser.add_argument("--steps", type=int, default=10)
 parser.add_argument("--warm", type=int, default=4)
@@ -43,7 +45,11 @@ with device:
 model.train()
 parameters = list(model.parameters())
 optimizer = torch.optim.AdamW(parameters, lr=3e-4, weight_decay=0.1, fused=True)
-step_model = torch.compile(model) if options.compile else model
+step_model = torch.compile(model) if options.compile == "model" else model
+if options.compile == "blocks":
+    torch._dynamo.config.allow_unspec_int_on_nn_module = True  # a block knows its number, which else is compiled into it
+    for block in model.model.layers:
+        block.compile()
 
 
 def synchronize():
@@ -83,7 +89,7 @@ print(json.dumps({
     "torch": torch.__version__,
     "transformers": transformers.__version__,
     "weights": options.weights,
-    "mode": "compiled" if options.compile else "eager",
+    "mode": {"model": "compiled", "blocks": "blocks compiled", None: "eager"}[options.compile],
     "parameters": sum(p.numel() for p in parameters),
     "tokens_per_second": round(options.micro_batch * options.length / statistics.median(times), 1),
     "allocated_mib": round(torch.cuda.max_memory_allocated() / mib) if cuda else 0,
