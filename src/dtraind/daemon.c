@@ -315,7 +315,15 @@ static void on_leader_changed(struct daemon *d)
 	status_notify(d);
 }
 
-static const struct leader_callbacks leader_callbacks = {lead, on_leader_changed};
+/* The heartbeats have found it, and go on. A request may still wait for the controller before, which answers
+ * nothing any more. */
+static void on_leader_found(struct daemon *d)
+{
+	proxy_follow(d);
+	status_notify(d);
+}
+
+static const struct leader_callbacks leader_callbacks = {lead, on_leader_changed, on_leader_found};
 
 static int setup(struct daemon *d, struct error *err)
 {

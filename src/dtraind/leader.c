@@ -198,12 +198,19 @@ void leader_answered(struct daemon *d, const char *name, bool leads)
 {
 	char **candidates = d->settings->config->controllers;
 	double *since = silence_of(d, name);
+	struct leader *l = d->leader;
 
 	if (since)
 		*since = 0;
+	if (!l || !leads)
+		return;
 	/* From now on this one is called, and no other: what these would answer is not known any more. */
-	for (size_t i = 0; d->leader && leads && candidates[i]; i++)
-		d->leader->silent_since[i] = 0;
+	for (size_t i = 0; candidates[i]; i++)
+		l->silent_since[i] = 0;
+	if (l->known || d->controller || strcasecmp(l->name, name) != 0)
+		return;
+	l->known = true;
+	l->callbacks.found(d);
 }
 
 void leader_unanswered(struct daemon *d, const char *name, double sent)

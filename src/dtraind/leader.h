@@ -17,6 +17,9 @@ struct leader_callbacks {
 	int (*lead)(struct daemon *d, struct store *store, struct error *err);
 	/* Another node than before is the controller, or this one. */
 	void (*changed)(struct daemon *d);
+	/* The candidate that is asked already has answered as the controller, which was not known until then.
+	 */
+	void (*found)(struct daemon *d);
 };
 
 /* *out is NULL where the settings name the controller. */

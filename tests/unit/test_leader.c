@@ -19,7 +19,7 @@
 static char *dir;
 static struct daemon service;
 static struct store *store; /* of the controller */
-static int leads, changes, lead_code;
+static int leads, changes, finds, lead_code;
 static const int controller_place = 0; /* its address stands for a controller */
 
 static int on_lead(struct daemon *d, struct store *given, struct error *err)
@@ -42,7 +42,13 @@ static void on_change(struct daemon *d)
 	changes++;
 }
 
-static const struct leader_callbacks callbacks = {on_lead, on_change};
+static void on_found(struct daemon *d)
+{
+	ck_assert_ptr_eq(d, &service);
+	finds++;
+}
+
+static const struct leader_callbacks callbacks = {on_lead, on_change, on_found};
 
 static void setup(void)
 {
@@ -206,6 +212,31 @@ START_TEST(who_is_no_candidate_is_told_who_leads)
 	leader_learn(&service, "n3");
 	ck_known("n3");
 	ck_assert_int_eq(changes, 3);
+}
+END_TEST
+
+/* Also where no other node has named it. */
+START_TEST(who_answers_as_the_controller_is_it)
+{
+	begin("n4");
+	leader_answered(&service, "n1", false);
+	ck_known(NULL);
+	/* Another one is asked since then. */
+	leader_answered(&service, "n2", true);
+	ck_known(NULL);
+	ck_assert_int_eq(finds, 0);
+	leader_answered(&service, "N1", true);
+	ck_known("n1");
+	ck_peer("n1", "10.0.0.1", 801);
+	ck_assert_int_eq(finds, 1);
+	leader_answered(&service, "n1", true);
+	ck_assert_int_eq(finds, 1);
+	leader_away(&service, "n1");
+	ck_known(NULL);
+	leader_answered(&service, "n2", true);
+	ck_known("n2");
+	ck_assert_int_eq(finds, 2);
+	ck_assert_int_eq(changes, 0);
 }
 END_TEST
 
@@ -425,6 +456,7 @@ int main(void)
 	tcase_add_test(tc, without_an_election_the_settings_name_the_controller);
 	tcase_add_test(tc, every_named_candidate_is_one);
 	tcase_add_test(tc, who_is_no_candidate_is_told_who_leads);
+	tcase_add_test(tc, who_answers_as_the_controller_is_it);
 	tcase_add_test(tc, candidates_are_silent_until_one_leads);
 	tcase_add_loop_test(tc, the_candidates_are_asked_in_turn, 0, ARRAY_SIZE(turns));
 	tcase_add_test(tc, a_candidate_that_is_no_host_any_more_is_not_asked);
