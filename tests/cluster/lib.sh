@@ -20,10 +20,12 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/dtrain-test-XXXXXX")
 service_pids=()
 lib_exit() {
 	local status=$?
+	tap_exit
 	if [ $status != 0 ] && [ $status != 77 ]; then tail -n 15 "$work"/node*/dtraind.log 2>/dev/null || true; fi
 	services_stop
 	# Runs continue when their service stops; a script that ends early may have left some.
 	pkill -TERM -f "^dtrain-launch $work/" || true
+	pkill -KILL -f "^dtraind --config $work/" || true
 	rm -rf "$work"
 	exit $status
 }
@@ -68,7 +70,8 @@ services_start() {
 }
 services_stop() {
 	local p
-	for p in "${service_pids[@]}"; do kill "$p" 2>/dev/null || true; done
+	# One that was paused does not end before it goes on.
+	for p in "${service_pids[@]}"; do kill "$p" 2>/dev/null && kill -CONT "$p" 2>/dev/null || true; done
 	for p in "${service_pids[@]}"; do
 		timeout 60 tail --pid="$p" -f /dev/null || kill -KILL "$p" 2>/dev/null || true # one that hangs must not hold up the test
 		wait "$p" 2>/dev/null || true
