@@ -2,15 +2,17 @@
 /*
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
  * Keys: precision=fp32|bf16|fp8 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
- * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 masked=0
- * spread=0 master=1 gradients=fp32|bf16 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters
- * on all linear modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON
- * object. As in a run, a step is queued before the one in front of it has ended, where the device runs behind
- * the host; ahead=0: it is not. With profile=1 it then runs one more step and prints the time of every
- * operation (profile.h describes the format); with capture=1 one more step that a profiler records.
+ * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 outputs=0
+ * (so many blocks keep the outputs of norms and of the activation; -1: all) masked=0 spread=0 master=1
+ * gradients=fp32|bf16 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters on all linear
+ * modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON object. As in a
+ * run, a step is queued before the one in front of it has ended, where the device runs behind the host;
+ * ahead=0: it is not. With profile=1 it then runs one more step and prints the time of every operation
+ * (profile.h describes the format); with capture=1 one more step that a profiler records.
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -145,6 +147,9 @@ static int run(char **argv, struct error *err)
 	    o.fp8 || strcmp(argument(argv, "precision", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
 	o.gradient_type = strcmp(argument(argv, "gradients", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
 	o.recompute = number(argv, "recompute", 0);
+	o.kept_outputs = number(argv, "outputs", 0);
+	if (o.kept_outputs < 0)
+		o.kept_outputs = INT_MAX;
 	o.without_master = !number(argv, "master", 1);
 	if (number(argv, "lora", 0) > 0)
 		o.tuning = (struct model_tuning){

@@ -340,6 +340,7 @@ START_TEST(losses_are_those_of_ddp)
 	for (int accumulation = 1; accumulation <= 3; accumulation += 2) {
 		options(&run.o, SHARD_DDP, accumulation);
 		run.o.recompute = (_i + accumulation / 2) % 2;
+		run.o.kept_outputs = 1;
 		compare_all(&run);
 		run.o.recompute = !run.o.recompute;
 		run.o.precision = accumulation == 1 ? DTYPE_BF16 : DTYPE_F16;
@@ -1195,6 +1196,7 @@ START_TEST(gradients_lie_in_free_memory)
 		options(&o, SHARD_DDP + i / 144, 1 + i / 2 % 2);
 		o.micro_batch = 1 << 2 * (i / 4 % 3);
 		o.recompute = (enum model_recompute)(i / 12 % 3);
+		o.kept_outputs = i % 7;
 		c.layers = 1 + 2 * (i / 36 % 4);
 		c.vocab = i / 36 % 3 ? 50 : 800;
 		o.precision = i % 5 ? DTYPE_F32 : DTYPE_BF16;
@@ -1221,6 +1223,9 @@ START_TEST(gradients_in_activations_are_those_of_ddp)
 		run.o.recompute = (enum model_recompute)recompute;
 		compare_all(&run);
 	}
+	run.o.recompute = MODEL_KEEP_ALL;
+	run.o.kept_outputs = 2;
+	compare_all(&run);
 }
 END_TEST
 

@@ -260,6 +260,7 @@ START_TEST(any_split_prefers_alike)
 		runs[0].o.micro_batch = splits[i].micro_batch;
 		runs[0].o.accumulation = splits[i].accumulation;
 		runs[0].o.strategy = splits[i].strategy;
+		runs[0].o.kept_outputs = (int)i;
 		run_all(runs, splits[i].world_size);
 		for (int s = 0; s < STEPS; s++) {
 			ck_assert_double_eq_tol(runs[0].losses[s], whole.losses[s], 1e-5);

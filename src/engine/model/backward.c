@@ -80,12 +80,12 @@ static void mlp_backward(struct model *m, int layer, int64_t tokens, bool first)
 {
 	struct model_activations *a = &m->layer[layer];
 	int unit = layer + 1;
-	const char *dy = model_branch_gradient(m, unit, PARAMETER_MLP_OUT_NORM, a->mlp_out, tokens), *x;
+	const char *dy = model_branch_gradient(m, unit, PARAMETER_MLP_OUT_NORM, a->mlp_out, tokens), *x, *y;
 
 	model_linear_input_gradient(m, unit, PARAMETER_DOWN, m->d_wide, dy, tokens);
-	model_activation_gradient(m, a->gate_up, tokens);
-	model_linear_weight_gradient(m, unit, PARAMETER_DOWN, dy, m->y, tokens, first);
-	x = model_branch_input(m, unit, PARAMETER_POST_NORM, a->middle, tokens);
+	y = model_activation_gradient(m, layer, tokens);
+	model_linear_weight_gradient(m, unit, PARAMETER_DOWN, dy, y, tokens, first);
+	x = model_branch_input_again(m, unit, PARAMETER_POST_NORM, a->middle, tokens);
 	model_linear_weight_gradient(m, unit, PARAMETER_GATE, a->gate_up, x, tokens, first);
 	model_linear_input_gradient(m, unit, PARAMETER_GATE, m->h, a->gate_up, tokens);
 	model_branch_input_gradient(m, unit, PARAMETER_POST_NORM, m->h, a->middle, tokens);
@@ -114,7 +114,7 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	device_attention_backward(m->dev, &attention, m->d_qkv, m->d_qkv + k, m->d_qkv + v, m->d_wide,
 	                          a->attention, a->lse, qk, qk + k, a->qkv + v);
 	model_qk_gradient(m, layer, a->qkv, tokens);
-	x = model_branch_input(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
+	x = model_branch_input_again(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
 	model_linear_weight_gradient(m, unit, PARAMETER_Q, m->d_qkv, x, tokens, first);
 	if (ends)
 		return;
@@ -257,8 +257,8 @@ static void recompute(struct model *m, const struct model_pass *p, int layer)
 		model_branch_input(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
 		model_block_forward(m, p, layer);
 		if (a->mlp_out) {
-			model_activate(m, a->gate_up, tokens);
-			model_linear(m, unit, PARAMETER_DOWN, a->mlp_out, m->y, tokens);
+			x = model_activate(m, layer, tokens);
+			model_linear(m, unit, PARAMETER_DOWN, a->mlp_out, x, tokens);
 		}
 		return;
 	}

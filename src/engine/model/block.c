@@ -22,28 +22,57 @@ static enum parameter_role bias_of(enum parameter_role norm)
 	                                     : PARAMETER_FINAL_NORM_BIAS;
 }
 
-/* Of m->h, where it is the input of products in fp8; LayerNorm does not find it. */
-static float *norm_amax(struct model *m, int unit)
+/* What the block keeps of a norm; both are NULL where it keeps nothing, or the norm is the final one. */
+static struct model_normed kept_norm(const struct model *m, int unit, enum parameter_role role)
 {
-	return model_fp8_amax(m, OPERAND_NORM, model_is_fp8(m, unit) && !m->c.layer_norm);
+	static const enum parameter_role roles[BLOCK_NORMS] = {[NORM_INPUT] = PARAMETER_INPUT_NORM,
+	                                                       [NORM_POST] = PARAMETER_POST_NORM,
+	                                                       [NORM_ATTENTION_OUT] =
+	                                                           PARAMETER_ATTENTION_OUT_NORM,
+	                                                       [NORM_MLP_OUT] = PARAMETER_MLP_OUT_NORM};
+
+	for (int i = 0; i < BLOCK_NORMS; i++)
+		if (roles[i] == role)
+			return m->layer[unit - 1].norm[i];
+	return (struct model_normed){NULL, NULL};
+}
+
+struct model_normed model_normed(const struct model *m, int unit, enum parameter_role role)
+{
+	struct model_normed kept = kept_norm(m, unit, role);
+
+	return (struct model_normed){kept.y ? kept.y : m->h, kept.statistics ? kept.statistics : m->rstd};
+}
+
+/* Of a norm's output, where it is the input of products in fp8; LayerNorm does not find it. */
+static float *norm_amax(struct model *m, int unit, enum parameter_role role)
+{
+	int operand = OPERAND_NORM;
+
+	if (kept_norm(m, unit, role).y)
+		operand = model_layer_operand(unit - 1, role == PARAMETER_INPUT_NORM ? OPERAND_KEPT_INPUT
+		                                                                     : OPERAND_KEPT_POST);
+	return model_fp8_amax(m, operand, model_is_fp8(m, unit) && !m->c.layer_norm);
 }
 
 void model_norm(struct model *m, int unit, enum parameter_role role, void *y, const void *x, int64_t tokens)
 {
+	struct model_normed at = model_normed(m, unit, role);
 	struct device_norm n = norm_of(m, tokens);
 
-	if (y == m->h)
-		n.amax = norm_amax(m, unit);
+	if (y == at.y)
+		n.amax = norm_amax(m, unit, role);
 	if (m->c.layer_norm)
-		device_layernorm_forward(m->dev, &n, y, m->rstd, x, weight(m, unit, role),
+		device_layernorm_forward(m->dev, &n, y, at.statistics, x, weight(m, unit, role),
 		                         weight(m, unit, bias_of(role)));
 	else
-		device_rmsnorm_forward(m->dev, &n, y, m->rstd, x, weight(m, unit, role));
+		device_rmsnorm_forward(m->dev, &n, y, at.statistics, x, weight(m, unit, role));
 }
 
 void model_norm_gradient(struct model *m, int unit, enum parameter_role role, void *dx, bool accumulate,
                          const void *dy, const void *x, int64_t tokens)
 {
+	const float *statistics = model_normed(m, unit, role).statistics;
 	struct device_norm n = norm_of(m, tokens);
 	float *dw = gradient(m, unit, role);
 
@@ -51,26 +80,27 @@ void model_norm_gradient(struct model *m, int unit, enum parameter_role role, vo
 		n.amax = model_fp8_amax(m, OPERAND_STREAM_GRADIENT, !m->c.layer_norm);
 	if (m->c.layer_norm)
 		device_layernorm_backward(m->dev, &n, dx, accumulate, dw ? dw : m->unused,
-		                          dw ? gradient(m, unit, bias_of(role)) : m->unused, dy, x, m->rstd,
-		                          weight(m, unit, role));
+		                          dw ? gradient(m, unit, bias_of(role)) : m->unused, dy, x,
+		                          statistics, weight(m, unit, role));
 	else
 		device_rmsnorm_backward(m->dev, &n, dx, accumulate, dw ? dw : m->unused, DTYPE_F32, dy, x,
-		                        m->rstd, weight(m, unit, role));
+		                        statistics, weight(m, unit, role));
 }
 
 void model_add_norm(struct model *m, int unit, enum parameter_role role, void *sum, const void *x,
                     int64_t tokens)
 {
+	struct model_normed at = model_normed(m, unit, role);
 	struct device_norm n = norm_of(m, tokens);
 
 	if (weight(m, unit, role) && !m->c.layer_norm) {
-		n.amax = norm_amax(m, unit);
-		device_add_rmsnorm_forward(m->dev, &n, m->h, m->rstd, sum, x, weight(m, unit, role));
+		n.amax = norm_amax(m, unit, role);
+		device_add_rmsnorm_forward(m->dev, &n, at.y, at.statistics, sum, x, weight(m, unit, role));
 		return;
 	}
 	device_add(m->dev, sum, x, m->o.type, tokens * m->c.hidden);
 	if (weight(m, unit, role))
-		model_norm(m, unit, role, m->h, sum, tokens);
+		model_norm(m, unit, role, at.y, sum, tokens);
 }
 
 void model_branch_end(struct model *m, int unit, enum parameter_role role, char *sum, const char *out,
@@ -92,19 +122,32 @@ const char *model_branch_gradient(struct model *m, int unit, enum parameter_role
 		device_scale(m->dev, m->d_branch, m->o.type, (float)m->c.residual_scale,
 		             tokens * m->c.hidden);
 	if (out) {
-		model_norm(m, unit, role, m->h, out, tokens); /* for its statistics */
+		if (!kept_norm(m, unit, role).statistics)
+			model_norm(m, unit, role, m->h, out, tokens); /* for its statistics */
 		model_norm_gradient(m, unit, role, m->d_branch, false, m->d_branch, out, tokens);
 	}
 	return m->d_branch;
 }
 
+const char *model_branch_place(const struct model *m, int unit, enum parameter_role role, const char *x)
+{
+	return weight(m, unit, role) ? model_normed(m, unit, role).y : x;
+}
+
 const char *model_branch_input(struct model *m, int unit, enum parameter_role role, const char *x,
                                int64_t tokens)
 {
-	if (!weight(m, unit, role))
-		return x;
-	model_norm(m, unit, role, m->h, x, tokens);
-	return m->h;
+	if (weight(m, unit, role))
+		model_norm(m, unit, role, model_normed(m, unit, role).y, x, tokens);
+	return model_branch_place(m, unit, role, x);
+}
+
+const char *model_branch_input_again(struct model *m, int unit, enum parameter_role role, const char *x,
+                                     int64_t tokens)
+{
+	/* Where the statistics alone are kept, nothing but they is read. */
+	return kept_norm(m, unit, role).statistics ? model_branch_place(m, unit, role, x)
+	                                           : model_branch_input(m, unit, role, x, tokens);
 }
 
 void model_branch_input_gradient(struct model *m, int unit, enum parameter_role role, const char *dy,
@@ -250,27 +293,34 @@ void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t toke
 }
 
 /* ---- the activation between the products of the MLP ---- */
-void model_activate(struct model *m, const char *gate_up, int64_t tokens)
+const char *model_activate(struct model *m, int layer, int64_t tokens)
 {
-	float *amax = model_fp8_amax(m, OPERAND_ACTIVATION, m->c.activation == MODEL_SILU);
+	const struct model_activations *a = &m->layer[layer];
+	int operand = a->active ? model_layer_operand(layer, OPERAND_KEPT_ACTIVATION) : OPERAND_ACTIVATION;
+	float *amax = model_fp8_amax(m, operand, m->c.activation == MODEL_SILU);
+	char *y = a->active ? a->active : m->y;
 
 	if (m->c.activation == MODEL_SILU)
-		device_swiglu_forward(m->dev, m->y, gate_up, tokens, m->c.intermediate, m->o.type, amax);
+		device_swiglu_forward(m->dev, y, a->gate_up, tokens, m->c.intermediate, m->o.type, amax);
 	else
-		device_gelu_forward(m->dev, m->y, gate_up, tokens, m->c.intermediate, m->c.gated, m->o.type);
+		device_gelu_forward(m->dev, y, a->gate_up, tokens, m->c.intermediate, m->c.gated, m->o.type);
+	return y;
 }
 
-void model_activation_gradient(struct model *m, char *gate_up, int64_t tokens)
+const char *model_activation_gradient(struct model *m, int layer, int64_t tokens)
 {
+	const struct model_activations *a = &m->layer[layer];
+	char *y = !a->active && model_layout_reads_input(m->layout, layer + 1, PARAMETER_DOWN) ? m->y : NULL;
 	float *amax = model_fp8_amax(m, OPERAND_ACTIVATION, m->c.activation == MODEL_SILU);
 
 	model_fp8_amax(m, OPERAND_GATE_GRADIENT, m->c.activation == MODEL_SILU);
 	if (m->c.activation == MODEL_SILU)
-		device_swiglu_backward(m->dev, gate_up, m->y, m->d_wide, gate_up, tokens, m->c.intermediate,
-		                       m->o.type, amax);
+		device_swiglu_backward(m->dev, a->gate_up, y, m->d_wide, a->gate_up, tokens,
+		                       m->c.intermediate, m->o.type, amax);
 	else
-		device_gelu_backward(m->dev, gate_up, m->y, m->d_wide, gate_up, tokens, m->c.intermediate,
+		device_gelu_backward(m->dev, a->gate_up, y, m->d_wide, a->gate_up, tokens, m->c.intermediate,
 		                     m->c.gated, m->o.type);
+	return a->active ? a->active : y;
 }
 
 /* ---- the embedding, in front of the blocks ---- */

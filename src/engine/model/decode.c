@@ -48,9 +48,10 @@ static int decode_block(struct model *m, const struct model_part *parts, int cou
 	                                     .ld_o = m->q,
 	                                     .type = m->o.type};
 
-	model_linear(m, unit, PARAMETER_Q, a->qkv, c->norm_place == MODEL_NORM_AFTER ? a->input : m->h, n);
+	model_linear(m, unit, PARAMETER_Q, a->qkv,
+	             model_branch_place(m, unit, PARAMETER_INPUT_NORM, a->input), n);
 	qk = model_qk(m, layer, a->qkv, n);
-	model_fp8_amax(m, OPERAND_ATTENTION + layer, false);
+	model_fp8_amax(m, model_layer_operand(layer, OPERAND_ATTENTION), false);
 	for (int i = 0, row = 0; i < count; row += parts[i++].n) {
 		size_t in = (size_t)row * (size_t)m->qkv * m->size,
 		       out = (size_t)row * (size_t)m->q * m->size;

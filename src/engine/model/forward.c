@@ -16,7 +16,7 @@ void model_block_middle(struct model *m, int layer, int64_t tokens)
 	model_branch_end(m, unit, PARAMETER_ATTENTION_OUT_NORM, a->middle, out, tokens);
 	model_add_norm(m, unit, PARAMETER_POST_NORM, a->middle, a->input, tokens);
 	model_linear(m, unit, PARAMETER_GATE, a->gate_up,
-	             m->c.norm_place == MODEL_NORM_AFTER ? a->middle : m->h, tokens);
+	             model_branch_place(m, unit, PARAMETER_POST_NORM, a->middle), tokens);
 }
 
 void model_block_forward(struct model *m, const struct model_pass *p, int layer)
@@ -26,11 +26,11 @@ void model_block_forward(struct model *m, const struct model_pass *p, int layer)
 	int64_t tokens = p->b->tokens;
 	char *qk;
 
-	model_linear(m, layer + 1, PARAMETER_Q, a->qkv, m->c.norm_place == MODEL_NORM_AFTER ? a->input : m->h,
-	             tokens);
+	model_linear(m, layer + 1, PARAMETER_Q, a->qkv,
+	             model_branch_place(m, layer + 1, PARAMETER_INPUT_NORM, a->input), tokens);
 	qk = model_qk(m, layer, a->qkv, tokens);
 	attention.window = model_config_window(&m->c, layer);
-	attention.amax = model_fp8_amax(m, OPERAND_ATTENTION + layer, true);
+	attention.amax = model_fp8_amax(m, model_layer_operand(layer, OPERAND_ATTENTION), true);
 	device_attention_forward(m->dev, &attention, a->attention, a->lse, qk, qk + (size_t)m->q * m->size,
 	                         a->qkv + (size_t)(m->q + m->kv) * m->size);
 	model_block_middle(m, layer, tokens);
@@ -41,8 +41,7 @@ void model_block_end(struct model *m, int layer, int64_t tokens)
 	struct model_activations *a = &m->layer[layer];
 	char *sum = m->layer[layer + 1].input, *out = branch_out(a->mlp_out, sum);
 
-	model_activate(m, a->gate_up, tokens);
-	model_linear(m, layer + 1, PARAMETER_DOWN, out, m->y, tokens);
+	model_linear(m, layer + 1, PARAMETER_DOWN, out, model_activate(m, layer, tokens), tokens);
 	model_branch_end(m, layer + 1, PARAMETER_MLP_OUT_NORM, sum, out, tokens);
 }
 

@@ -10,8 +10,9 @@
  *
  * Codes of weights are made at their first use after a change. Where ranks hold shards of the weights, whole
  * ones are there for a time only, and their codes for as long as those of one block: they are made of what
- * was gathered. Codes of inputs are not kept for the backward pass, which computes the inputs again: the same
- * inputs give the same codes. Those of a gradient serve both products that it is a factor of.
+ * was gathered. Codes of inputs are not kept for the backward pass, which computes the inputs again or reads
+ * those that are kept: the same inputs give the same codes. Those of a gradient serve both products that it
+ * is a factor of.
  *
  * A scale needs the largest magnitude of the whole tensor before the first code is made. RMSNorm, SwiGLU and
  * attention find that of what they write, and so do the backward passes of the first two, so that making
@@ -67,13 +68,23 @@ static const float *known_amax(const struct model *m, int operand)
 }
 
 /* NULL: not known. */
-static const float *input_amax(const struct model *m, int unit, enum parameter_role leader, const void *x)
+static const float *input_amax(const struct model *m, int unit, const void *x)
 {
-	if (leader == PARAMETER_O)
-		return x == m->layer[unit - 1].attention ? known_amax(m, OPERAND_ATTENTION + unit - 1) : NULL;
-	if (leader == PARAMETER_DOWN)
-		return x == m->y ? known_amax(m, OPERAND_ACTIVATION) : NULL;
-	return x == m->h ? known_amax(m, OPERAND_NORM) : NULL;
+	const struct model_activations *a = &m->layer[unit - 1];
+	const struct {
+		const void *at;
+		int operand;
+	} places[] = {{m->h, OPERAND_NORM},
+	              {m->y, OPERAND_ACTIVATION},
+	              {a->attention, model_layer_operand(unit - 1, OPERAND_ATTENTION)},
+	              {a->norm[NORM_INPUT].y, model_layer_operand(unit - 1, OPERAND_KEPT_INPUT)},
+	              {a->norm[NORM_POST].y, model_layer_operand(unit - 1, OPERAND_KEPT_POST)},
+	              {a->active, model_layer_operand(unit - 1, OPERAND_KEPT_ACTIVATION)}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(places); i++)
+		if (x == places[i].at)
+			return known_amax(m, places[i].operand);
+	return NULL;
 }
 
 /* The same of a gradient of all columns that a product writes. */
@@ -99,7 +110,7 @@ void model_fp8_input(struct model *m, int unit, enum parameter_role leader, cons
 	                       .codes = turned ? NULL : m->fp8.input.codes,
 	                       .turned = turned ? m->fp8.input.turned : NULL,
 	                       .scale = m->fp8.input.scale,
-	                       .amax = input_amax(m, unit, leader, x)};
+	                       .amax = input_amax(m, unit, x)};
 
 	quantize(m, &q, x);
 }

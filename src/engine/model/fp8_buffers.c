@@ -81,9 +81,9 @@ void model_fp8_place(struct model *m, struct arena *a)
 	m->fp8.input.codes = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)m->wide, "fp8 input");
 	m->fp8.input.turned = m->fp8.input.codes;
 	m->fp8.input.scale = scales;
-	amax = arena_take(a, BUFFER_SCRATCH, (size_t)(OPERAND_ATTENTION + m->c.layers) * sizeof(float),
+	amax = arena_take(a, BUFFER_SCRATCH, (size_t)model_operands(&m->c) * sizeof(float),
 	                  "fp8 largest magnitudes");
-	for (int i = 0; i < OPERAND_ATTENTION + m->c.layers; i++)
+	for (int i = 0; i < model_operands(&m->c); i++)
 		m->fp8.amax[i].at = amax ? amax + i : NULL;
 	if (!m->o.training)
 		return;

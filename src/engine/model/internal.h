@@ -4,6 +4,21 @@
 
 #include "engine/model/model.h"
 
+/* The norms of a block. */
+enum model_block_norm {
+	NORM_INPUT,         /* PARAMETER_INPUT_NORM */
+	NORM_POST,          /* PARAMETER_POST_NORM */
+	NORM_ATTENTION_OUT, /* PARAMETER_ATTENTION_OUT_NORM */
+	NORM_MLP_OUT,       /* PARAMETER_MLP_OUT_NORM */
+	BLOCK_NORMS
+};
+
+/* Where a norm's output is, and its statistics: of RMSNorm [T], of LayerNorm [2, T]. */
+struct model_normed {
+	char *y; /* [T, hidden] */
+	float *statistics;
+};
+
 /* Kept from a block's forward for its backward. Without training all blocks share one; with recompute all
  * share everything but `input`. */
 struct model_activations {
@@ -13,8 +28,12 @@ struct model_activations {
 	float *lse;      /* [heads, T] */
 	/* [T, hidden] outputs of attention and of the MLP, where a norm comes behind them; else NULL. */
 	char *attention_out, *mlp_out;
-	char *middle;         /* [T, hidden] residual stream between attention and MLP */
-	char *gate_up;        /* [T, gate_up] */
+	char *middle;  /* [T, hidden] residual stream between attention and MLP */
+	char *gate_up; /* [T, gate_up] */
+	/* Of a block that keeps outputs (model_kept_outputs); NULL: computed again. Behind attention and the
+	 * MLP, the output of a norm is added to the residual stream, and its statistics alone are kept. */
+	struct model_normed norm[BLOCK_NORMS];
+	char *active;         /* [T, intermediate] the activation's output */
 	size_t at, input_end; /* of input, as offsets in the arena; what the block has for itself follows */
 };
 
@@ -29,15 +48,28 @@ struct model_fp8_matrix {
 };
 
 /* Operands of products in fp8 whose kernels find their largest magnitudes: m->h and m->y, the gradients of
- * gate_up and of the residual stream (m->dx), and the output of attention of the first layer, behind which
- * those of the other layers are. */
+ * gate_up and of the residual stream (m->dx), and those of each layer (model_layer_operand). */
 enum {
 	OPERAND_NORM,
 	OPERAND_ACTIVATION,
 	OPERAND_GATE_GRADIENT, /* behind the activation: one kernel finds both */
 	OPERAND_STREAM_GRADIENT,
-	OPERAND_ATTENTION
+	OPERAND_LAYERS
 };
+
+/* The output of attention, and what a layer keeps of norms and of the activation. */
+enum model_layer_operand {
+	OPERAND_ATTENTION,
+	OPERAND_KEPT_INPUT,
+	OPERAND_KEPT_POST,
+	OPERAND_KEPT_ACTIVATION,
+	LAYER_OPERANDS
+};
+
+static inline int model_layer_operand(int layer, enum model_layer_operand operand)
+{
+	return OPERAND_LAYERS + layer * LAYER_OPERANDS + (int)operand;
+}
 
 struct model_fp8_amax {
 	float *at;  /* device */
@@ -50,7 +82,7 @@ struct model_fp8 {
 	struct model_fp8_matrix input;   /* one buffer, since codes and turned ones are used apart */
 	struct model_fp8_matrix gradient[FP8_PRODUCTS]; /* of an output; parts of two buffers */
 	const void *gradient_of[FP8_PRODUCTS];          /* where it is not in fp8; unit says whose it is */
-	struct model_fp8_amax *amax;                    /* [OPERAND_ATTENTION + layers] */
+	struct model_fp8_amax *amax;                    /* [OPERAND_LAYERS + layers · LAYER_OPERANDS] */
 };
 
 /* Who takes the products of linear.c instead of the device (products.c). */
@@ -224,6 +256,11 @@ static inline bool model_embedding_rows(const struct model *m)
 	return m->c.tied && m->hooks.embedding_rows && m->hooks.embedding_rows(m->hooks.context, m->dx);
 }
 
+static inline int model_operands(const struct model_config *c)
+{
+	return model_layer_operand(c->layers, OPERAND_ATTENTION);
+}
+
 /* The first so many blocks recompute; but the last of these finds its activations where they are shared. */
 static inline int model_recomputed(const struct model *m)
 {
@@ -292,12 +329,16 @@ void model_fp8_input_gradient(struct model *m, const struct model_fp8_product *p
 void model_fp8_weight_gradient(struct model *m, const struct model_fp8_product *p, const void *dy,
                                struct device_gemm *g);
 
-/* Norms are named by unit and role, too; their statistics are in m->rstd. */
+/* Norms are named by unit and role, too. Where a norm's output and statistics are: m->h and m->rstd, or what
+ * the block keeps of them. */
+struct model_normed model_normed(const struct model *m, int unit, enum parameter_role role);
+/* Its statistics go to where model_normed says, and so does y where it is that place. */
 void model_norm(struct model *m, int unit, enum parameter_role role, void *y, const void *x, int64_t tokens);
-/* The gradient of a norm whose statistics are in m->rstd. */
+/* The gradient of a norm whose statistics are where model_normed says. */
 void model_norm_gradient(struct model *m, int unit, enum parameter_role role, void *dx, bool accumulate,
                          const void *dy, const void *x, int64_t tokens);
-/* The residual connection: sum += x, then m->h = norm(sum) where the unit has that norm. */
+/* The residual connection: sum += x, then norm(sum), to where model_normed says, where the unit has that
+ * norm. */
 void model_add_norm(struct model *m, int unit, enum parameter_role role, void *sum, const void *x,
                     int64_t tokens);
 /* What a block does with the output of attention or the MLP before it is added to the residual stream: sum =
@@ -307,9 +348,13 @@ void model_branch_end(struct model *m, int unit, enum parameter_role role, char 
 /* Its gradient, from m->dx; out NULL: without a norm. Changes m->h. */
 const char *model_branch_gradient(struct model *m, int unit, enum parameter_role role, const char *out,
                                   int64_t tokens);
-/* What attention or the MLP reads: norm(x) in m->h, or x where the unit has no such norm. */
+/* What attention or the MLP reads: norm(x), or x where the unit has no such norm. Where it is, once it has
+ * been computed; computing it; and for the backward pass, which does so unless it is kept. */
+const char *model_branch_place(const struct model *m, int unit, enum parameter_role role, const char *x);
 const char *model_branch_input(struct model *m, int unit, enum parameter_role role, const char *x,
                                int64_t tokens);
+const char *model_branch_input_again(struct model *m, int unit, enum parameter_role role, const char *x,
+                                     int64_t tokens);
 /* Adds its gradient to m->dx. The statistics are those that model_branch_input has left. */
 void model_branch_input_gradient(struct model *m, int unit, enum parameter_role role, const char *dy,
                                  const char *x, int64_t tokens);
@@ -320,9 +365,11 @@ char *model_qk(struct model *m, int layer, char *qkv, int64_t tokens);
 void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t tokens);
 /* Has attention's backward pass undo the rotation of q and k, unless a norm is in front of it. */
 void model_rotation(const struct model *m, int layer, struct device_attention *a);
-/* m->y from gate_up, and the gradient of gate_up, in place, from m->d_wide; it writes m->y again. */
-void model_activate(struct model *m, const char *gate_up, int64_t tokens);
-void model_activation_gradient(struct model *m, char *gate_up, int64_t tokens);
+/* The activation's output from the layer's gate_up. Returns where it is: m->y, or what the layer keeps. */
+const char *model_activate(struct model *m, int layer, int64_t tokens);
+/* The gradient of gate_up, in place, from m->d_wide. Returns where the activation's output is: it is written
+ * to m->y again unless it is kept, or nothing reads it (then NULL). */
+const char *model_activation_gradient(struct model *m, int layer, int64_t tokens);
 /* The first block's input from m->ids, and the gradients of unit 0 from m->dx, which it may change. */
 void model_embed(struct model *m, int64_t tokens);
 void model_embedding_gradient(struct model *m, const int32_t *host_ids, int64_t tokens, bool first);
@@ -335,7 +382,7 @@ int model_forward(struct model *m, const struct model_pass *p, enum model_phase 
 void model_head_done(const struct model *m, enum model_phase phase);
 /* The hooks of a forward pass, for a batch with nothing to compute. */
 int model_forward_nothing(const struct model *m, enum model_phase phase, struct error *err);
-/* One block from its input (whose norm is in m->h) up to gate_up. */
+/* One block from its input (whose norm has been computed) up to gate_up. */
 void model_block_forward(struct model *m, const struct model_pass *p, int layer);
 /* The block from attention's output up to gate_up. */
 void model_block_middle(struct model *m, int layer, int64_t tokens);

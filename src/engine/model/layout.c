@@ -95,6 +95,21 @@ enum parameter_role model_layout_next(enum parameter_role role)
 	return PARAMETER_ROLES;
 }
 
+bool model_layout_reads_input(const struct model_layout *layout, int unit, enum parameter_role leader)
+{
+	const int places[] = {unit, layout->unit[unit].companion};
+
+	for (enum parameter_role role = leader; role < PARAMETER_ROLES; role = model_layout_next(role))
+		for (size_t i = 0; i < ARRAY_SIZE(places) && places[i] >= 0; i++) {
+			const struct model_unit *u = &layout->unit[places[i]];
+
+			if (!u->frozen &&
+			    (u->offset[PART_WEIGHT][role] >= 0 || u->offset[PART_LORA_A][role] >= 0))
+				return true;
+		}
+	return false;
+}
+
 struct builder {
 	struct model_layout *l;
 	const struct model_config *c;

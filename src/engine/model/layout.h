@@ -127,6 +127,9 @@ DEFINE_CLEANUP(struct model_layout *, model_layout_free)
 enum parameter_role model_layout_leader(enum parameter_role role);
 /* The role that follows it in its group; PARAMETER_ROLES: none. */
 enum parameter_role model_layout_next(enum parameter_role role);
+/* Whether the gradient of any matrix of the group of `leader` needs its input: not where all are frozen and
+ * have no adapters. Of a base unit. */
+bool model_layout_reads_input(const struct model_layout *layout, int unit, enum parameter_role leader);
 /* Whether a pass writes each matrix of the unit's gradients once, as those of a block: those of the embedding
  * are sums over tokens, and those of the head over parts of a batch. */
 static inline bool model_layout_writes_once(const struct model_layout *layout, int unit)

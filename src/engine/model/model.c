@@ -59,7 +59,7 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	if (options->fp8) {
 		m->fp8.weight = calloc((size_t)(options->fp8_shared ? 1 : c->layers) * FP8_WEIGHTS,
 		                       sizeof(*m->fp8.weight));
-		m->fp8.amax = calloc((size_t)(OPERAND_ATTENTION + c->layers), sizeof(*m->fp8.amax));
+		m->fp8.amax = calloc((size_t)model_operands(c), sizeof(*m->fp8.amax));
 	}
 	m->past = calloc((size_t)m->o.cache_sequences, sizeof(*m->past));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
@@ -91,6 +91,47 @@ void model_free(struct model *m)
 	free(m->host_losses);
 	free(m->token_losses);
 	free(m);
+}
+
+int model_kept_outputs(const struct model *m)
+{
+	int first = MAX(MAX(m->c.layers - m->o.kept_outputs, model_recomputed(m)), m->layout->lowest - 1);
+
+	return m->o.training ? MAX(m->c.layers - first, 0) : 0;
+}
+
+static float *take_statistics(struct model *m, struct arena *a, const char *name, int layer)
+{
+	size_t rows = (size_t)m->o.max_tokens * (m->c.layer_norm ? 2 : 1);
+
+	return arena_take(a, BUFFER_ACTIVATIONS, rows * sizeof(float), "layer %d %s statistics", layer, name);
+}
+
+/* Outputs that nothing reads in the backward pass are not kept. */
+static void take_outputs(struct model *m, struct arena *a, int layer)
+{
+	struct model_activations *act = &m->layer[layer];
+	size_t row = (size_t)m->o.max_tokens * m->size;
+	static const struct {
+		enum parameter_role role, reader;
+		const char *name;
+	} norms[BLOCK_NORMS] = {
+	    [NORM_INPUT] = {PARAMETER_INPUT_NORM, PARAMETER_Q, "input norm"},
+	    [NORM_POST] = {PARAMETER_POST_NORM, PARAMETER_GATE, "post norm"},
+	    [NORM_ATTENTION_OUT] = {PARAMETER_ATTENTION_OUT_NORM, PARAMETER_ROLES, "attention output norm"},
+	    [NORM_MLP_OUT] = {PARAMETER_MLP_OUT_NORM, PARAMETER_ROLES, "mlp output norm"}};
+
+	for (int i = 0; i < BLOCK_NORMS; i++) {
+		if (model_place(m, layer + 1, PART_WEIGHT, norms[i].role) < 0)
+			continue;
+		act->norm[i].statistics = take_statistics(m, a, norms[i].name, layer);
+		if (model_layout_reads_input(m->layout, layer + 1, norms[i].reader))
+			act->norm[i].y = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden,
+			                            "layer %d %s", layer, norms[i].name);
+	}
+	if (model_layout_reads_input(m->layout, layer + 1, PARAMETER_DOWN))
+		act->active = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.intermediate,
+		                         "layer %d mlp activation", layer);
 }
 
 static void take_activations(struct model *m, struct arena *a)
@@ -136,6 +177,8 @@ static void take_activations(struct model *m, struct arena *a)
 		act->gate_up = l > 0 && again ? m->layer[0].gate_up
 		                              : arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->gate_up,
 		                                           "layer %d gate_up", l);
+		if (l >= m->c.layers - model_kept_outputs(m))
+			take_outputs(m, a, l);
 	}
 }
 

@@ -19,8 +19,8 @@
 
 struct model;
 
-/* What blocks keep from their forward pass for the backward one. The outputs of norms and of SwiGLU are never
- * kept: they are computed again from what is. */
+/* What blocks keep from their forward pass for the backward one. The outputs of norms and of the activation
+ * are computed again from what is kept, unless kept_outputs asks for them, too. */
 enum model_recompute {
 	MODEL_KEEP_ALL,            /* q, k and v, attention's output, the residual streams, gate and up */
 	MODEL_RECOMPUTE_BLOCK,     /* the block's input alone; all else is computed again */
@@ -38,9 +38,12 @@ struct model_options {
 	int64_t max_sequence; /* longest document: the length of the RoPE tables */
 	bool training;        /* false: no buffers for the backward pass */
 	enum model_recompute recompute;
-	int kept;            /* with it: so many blocks, the last ones, keep everything all the same */
-	int64_t logits_rows; /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
-	size_t logits_bytes; /* device_logits_bytes of the device that it is for */
+	int kept; /* with it: so many blocks, the last ones, keep everything all the same */
+	/* So many blocks, the last ones, as far as they recompute nothing else: they keep the outputs of
+	 * their norms and of their activation, too, where the backward pass reads them. */
+	int kept_outputs;
+	int64_t logits_rows;               /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
+	size_t logits_bytes;               /* device_logits_bytes of the device that it is for */
 	const struct model_tuning *tuning; /* that the layout was made with, borrowed; NULL: none */
 	bool quantized; /* frozen blocks are in 4 bits: none of their matrices lies as [in, out] (layout.h) */
 	uint64_t seed;  /* of the masks of dropout */
@@ -73,6 +76,9 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 void model_free(struct model *m);
 DEFINE_CLEANUP(struct model *, model_free)
 void model_place_buffers(struct model *m, struct arena *a); /* both passes of the arena */
+/* The number of blocks that keep the outputs of norms and of the activation; blocks that have no backward
+ * pass keep none. */
+int model_kept_outputs(const struct model *m);
 /* Memory of activations and logits that a pass has no use for while gradients of a unit are there, as offsets
  * in the arena. They lie in one piece, which ends where model_place_buffers has left the arena. */
 struct model_reuse {

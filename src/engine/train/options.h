@@ -42,7 +42,8 @@ struct train_options {
 	struct loss_scaler_options scaler; /* of fp16 */
 	bool without_master;               /* bf16 weights without a copy in fp32: rounded stochastically */
 	enum model_recompute recompute;
-	int kept_blocks; /* model_options.kept */
+	int kept_blocks;  /* model_options.kept */
+	int kept_outputs; /* likewise */
 	bool shuffle;
 	uint64_t seed;
 	int64_t log_steps;            /* at least 1 */

@@ -49,6 +49,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .weighed = options->preference.kind != PREFERENCE_NONE,
 	                          .recompute = options->recompute,
 	                          .kept = options->kept_blocks,
+	                          .kept_outputs = options->kept_outputs,
 	                          .tuning = &options->tuning,
 	                          .quantized = options->quantize != SHARD_QUANTIZE_NONE,
 	                          .seed = options->seed};
