@@ -328,8 +328,7 @@ static void print_choice(const struct estimate_input *in, const struct estimate_
 		const struct estimate *e = &list->all[list->choice];
 
 		printf("\nfastest that fits: parallel.strategy = \"%s\", train.recompute = \"%s\"\n",
-		       estimate_strategy_name(e->strategy),
-		       e->kept > 0 ? "auto" : estimate_recompute_text(needs, sizeof(needs), e));
+		       estimate_strategy_name(e->strategy), estimate_recompute_key(e));
 		return;
 	}
 	if (estimate_check(in, &err) < 0)
@@ -523,6 +522,7 @@ static void take(struct subject *s, const struct estimate *e)
 	s->options.strategy = e->strategy;
 	s->options.recompute = e->recompute;
 	s->options.kept_blocks = e->kept;
+	s->options.kept_outputs = e->outputs;
 }
 
 /* What the run's adapter, or what of the model it trains, says of itself: -EINVAL, and so on, where the run

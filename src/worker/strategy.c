@@ -43,8 +43,9 @@ static int choose(const struct estimate_input *in, bool strategy, bool recompute
 
 static void print_choice(const struct train_options *o, bool strategy, bool recompute, bool kept)
 {
-	const struct estimate e = {.recompute = o->recompute, .kept = o->kept_blocks};
-	char text[32];
+	const struct estimate e = {
+	    .recompute = o->recompute, .kept = o->kept_blocks, .outputs = o->kept_outputs};
+	char text[48];
 
 	if (strategy)
 		printf("strategy: %s (auto: %s)\n", shard_strategy_name(o->strategy),
@@ -65,7 +66,7 @@ int strategy_choose(const struct run_config *c, const struct environment *env, s
 	struct error unread = ERROR_INIT;
 	struct hardware_set where;
 	struct estimate_input in = {model, &given, max_row, &where};
-	int64_t choice[3];
+	int64_t choice[4];
 
 	choose_hardware(dev, nodes, per_node, &where);
 	if ((strategy || recompute) && env->rank == 0) {
@@ -79,11 +80,13 @@ int strategy_choose(const struct run_config *c, const struct environment *env, s
 		choice[0] = options->strategy;
 		choice[1] = options->recompute;
 		choice[2] = options->kept_blocks;
+		choice[3] = options->kept_outputs;
 		if (comm && (r = share(dev, comm, choice, sizeof(choice), err)) < 0)
 			return r;
 		options->strategy = (enum shard_strategy)choice[0];
 		options->recompute = (enum model_recompute)choice[1];
 		options->kept_blocks = (int)choice[2];
+		options->kept_outputs = (int)choice[3];
 		if (env->rank == 0)
 			print_choice(options, strategy, recompute, kept);
 	}

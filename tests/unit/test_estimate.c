@@ -289,7 +289,7 @@ static const struct estimate *find(const struct estimate_list *list, enum shard_
 {
 	for (size_t i = 0; i < list->count; i++)
 		if (list->all[i].strategy == strategy && list->all[i].recompute == recompute &&
-		    list->all[i].kept == 0)
+		    list->all[i].kept == 0 && list->all[i].outputs == 0)
 			return &list->all[i];
 	ck_abort_msg("no plan of strategy %d", strategy);
 	return NULL;
@@ -621,6 +621,103 @@ START_TEST(whole_blocks_are_kept_while_they_fit)
 }
 END_TEST
 
+static const struct estimate *find_outputs(const struct estimate_list *list, enum shard_strategy strategy)
+{
+	for (size_t i = 0; i < list->count; i++)
+		if (list->all[i].strategy == strategy && list->all[i].outputs > 0)
+			return &list->all[i];
+	return NULL;
+}
+
+/* Where everything fits, the outputs of norms and of the activation of as many blocks are kept as fit: one
+ * more would not. Each takes two norms, SwiGLU's output and the norms' statistics, and saves the same time.
+ */
+START_TEST(outputs_are_kept_while_they_fit)
+{
+	const struct estimate *whole, *kept;
+	struct estimate_list list;
+	struct hardware_set where;
+	struct train_options o;
+	struct model_config c;
+	struct error err = ERROR_INIT;
+	struct estimate more;
+	size_t block;
+	double saved;
+	char text[64], want[64];
+
+	estimate_llama(LLAMA_8B, "8xH100-80GB", 16384, 1, &list);
+	whole = find(&list, SHARD_ZERO3, MODEL_KEEP_ALL);
+	kept = find_outputs(&list, SHARD_ZERO3);
+	ck_assert_ptr_nonnull(kept);
+	llama(LLAMA_8B, &c);
+	ck_assert_int_lt(kept->outputs, c.layers);
+	ck_assert(kept->fits && whole->fits);
+	ck_assert(kept->recompute == MODEL_KEEP_ALL && kept->kept == 0);
+	block = 16384 * ((size_t)(2 * c.hidden + c.intermediate) * 2 + 2 * sizeof(float));
+	ck_assert_uint_eq(kept->bytes[BUFFER_ACTIVATIONS],
+	                  whole->bytes[BUFFER_ACTIVATIONS] + (size_t)kept->outputs * block);
+	saved = whole->cost.step - kept->cost.step;
+	ck_assert_double_gt(saved, 0);
+	ck_assert_double_eq_tol(whole->cost.backward - kept->cost.backward, saved, 1e-3 * saved);
+	ck_assert_double_eq(whole->cost.forward, kept->cost.forward);
+	snprintf(want, sizeof(want), "none, outputs of %d kept", kept->outputs);
+	ck_assert_str_eq(estimate_recompute_text(text, sizeof(text), kept), want);
+	ck_assert_str_eq(estimate_recompute_key(kept), "auto");
+	ck_assert_str_eq(estimate_recompute_key(whole), "none");
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	o.strategy = SHARD_ZERO3;
+	o.kept_outputs = kept->outputs + 1;
+	ck_ok(hardware_parse("8xH100-80GB", &where, &err), &err);
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 16384, &where}, &more, &err), &err);
+	ck_assert_int_eq(more.outputs, kept->outputs + 1);
+	ck_assert(!more.fits);
+	ck_assert_double_eq_tol(whole->cost.step - more.cost.step,
+	                        saved * (kept->outputs + 1) / kept->outputs, 1e-3 * saved);
+	/* Nothing is kept of what a run asks for by name. */
+	ck_assert_ptr_eq(estimate_best(&list, SHARD_ZERO3, MODEL_KEEP_ALL), whole);
+	ck_assert_ptr_eq(estimate_best(&list, SHARD_ZERO3, -1), kept);
+	/* Much room, and not enough for everything else. */
+	estimate_llama(LLAMA_8B, "8xH100-80GB", 8192, 1, &list);
+	ck_assert_int_eq(find_outputs(&list, SHARD_ZERO3)->outputs, c.layers);
+	estimate_llama(LLAMA_70B, "512xH100-80GB", 8192, 1, &list);
+	ck_assert(!find(&list, SHARD_ZERO3, MODEL_KEEP_ALL)->fits);
+	ck_assert_ptr_null(find_outputs(&list, SHARD_ZERO3));
+}
+END_TEST
+
+/* Of adapters of q and v alone, no gradient needs what down reads: it is neither written again nor kept, and
+ * what keeping saves are the norms. */
+START_TEST(outputs_that_nothing_reads_cost_nothing)
+{
+	static char *const some[] = {"q_proj", "v_proj", NULL}, *const all[] = {"all", NULL};
+	struct hardware_set where;
+	struct train_options o;
+	struct model_config c;
+	struct error err = ERROR_INIT;
+	double saved[2];
+
+	llama(LLAMA_8B, &c);
+	ck_ok(hardware_parse("1xH100-80GB", &where, &err), &err);
+	for (int which = 0; which < 2; which++) {
+		struct estimate e[2];
+
+		train_options_default(&o);
+		o.precision = DTYPE_BF16;
+		o.tuning = (struct model_tuning){
+		    .kind = TUNE_LORA, .rank = 8, .alpha = 16, .target = which ? some : all};
+		for (int kept = 0; kept < 2; kept++) {
+			o.kept_outputs = kept * c.layers;
+			ck_ok(estimate_run(&(struct estimate_input){&c, &o, 8192, &where}, &e[kept], &err),
+			      &err);
+		}
+		saved[which] = e[0].cost.step - e[1].cost.step;
+	}
+	ck_assert_double_gt(saved[1], 0);
+	ck_assert_double_gt(saved[0], 1.5 * saved[1]);
+}
+END_TEST
+
 START_TEST(large_models_take_no_time)
 {
 	for (int which = LLAMA_8B; which <= LLAMA_405B; which++) {
@@ -669,6 +766,8 @@ int main(void)
 	tcase_add_loop_test(tc, products_in_bf16_keep_code_and_sums, 0, ARRAY_SIZE(kept_of_products));
 	tcase_add_test(tc, tall_matrices_of_muon_keep_a_square);
 	tcase_add_test(tc, whole_blocks_are_kept_while_they_fit);
+	tcase_add_test(tc, outputs_are_kept_while_they_fit);
+	tcase_add_test(tc, outputs_that_nothing_reads_cost_nothing);
 	tcase_add_test(tc, a_head_of_scores_takes_little);
 	tcase_add_test(tc, capped_scores_need_no_cudnn);
 	tcase_add_loop_test(tc, large_models_take_no_time, 0, ARRAY_SIZE(sizes));

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/train/choose.h"
 #include "engine/train/estimate.h"
 #include "engine/train/trainer.h"
 
@@ -55,6 +56,7 @@ static void draw_case(struct drawn *d)
 	d->options.max_steps = 1;
 	d->options.recompute = (enum model_recompute)draw(MODEL_KEEP_ALL, MODEL_RECOMPUTE_SELECTIVE);
 	d->options.kept_blocks = draw(0, 2);
+	d->options.kept_outputs = draw(0, 5);
 	d->options.precision = draw(0, 1) ? DTYPE_BF16 : DTYPE_F32;
 	d->options.fp8 = d->options.precision == DTYPE_BF16 && d->model.hidden % 16 == 0 &&
 	                 d->model.intermediate % 16 == 0 && draw(0, 2) > 0;
@@ -134,6 +136,39 @@ START_TEST(the_estimate_is_the_run)
 }
 END_TEST
 
+/* With train.recompute = "auto" a run keeps the outputs of norms and of the activation where there is room,
+ * and with a way of its own none of them. */
+START_TEST(outputs_are_chosen)
+{
+	static const char text[] =
+	    "{\"model_type\":\"llama\",\"hidden_size\":2048,\"intermediate_size\":8192,"
+	    "\"num_hidden_layers\":16,\"num_attention_heads\":32,"
+	    "\"num_key_value_heads\":8,\"head_dim\":64,\"vocab_size\":128256,"
+	    "\"tie_word_embeddings\":true}";
+	struct train_options given;
+	struct error err = ERROR_INIT;
+	struct hardware_set where;
+	struct model_config c;
+
+	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
+	train_options_default(&given);
+	given.micro_batch = 4;
+	given.precision = DTYPE_BF16;
+	ck_ok(hardware_parse("1xH100-80GB", &where, &err), &err);
+	for (int automatic = 0; automatic < 2; automatic++)
+		for (int row = 4096; row <= 32768; row *= 8) {
+			struct train_options o = given;
+
+			o.kept_outputs = 7;
+			ck_ok(choose_plan(&(struct estimate_input){&c, &given, row, &where}, false, automatic,
+			                  &o, &err),
+			      &err);
+			ck_assert_int_eq(o.kept_outputs, automatic && row == 4096 ? c.layers : 0);
+			ck_assert_int_eq(o.recompute != MODEL_KEEP_ALL, automatic && row > 4096);
+		}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("plan");
@@ -141,6 +176,7 @@ int main(void)
 
 	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, the_estimate_is_the_run);
+	tcase_add_test(tc, outputs_are_chosen);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

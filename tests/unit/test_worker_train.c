@@ -284,7 +284,7 @@ START_TEST(the_strategy_may_be_chosen)
 	first = worker_output("auto", 2);
 	expect_line(first, "strategy: ");
 	expect_words(first, " (auto: the fastest that fits, as dtrain estimate has it)\n");
-	expect_line(first, "recompute: none (auto)\n");
+	expect_line(first, "recompute: none, outputs of 2 kept (auto)\n");
 	worker_config("zero3", "parallel.strategy=zero3", "resources.devices_per_node=2",
 	              "output.save_steps=2", "output.dir=zero3");
 	free(steal_pointer(first));

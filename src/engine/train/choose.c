@@ -41,5 +41,6 @@ int choose_plan(const struct estimate_input *in, bool strategy, bool recompute, 
 	out->strategy = best->strategy;
 	out->recompute = best->recompute;
 	out->kept_blocks = best->kept;
+	out->kept_outputs = best->outputs;
 	return 0;
 }

@@ -38,6 +38,7 @@ struct player {
 	double *ready;                   /* when a unit's weights are there; INFINITY: not asked for yet */
 	double *reduced;                 /* when its gradients are summed */
 	int units, recomputed;           /* recomputed: blocks, the first of all */
+	int outputs;                     /* blocks that keep outputs, the last of all */
 	int lowest;                      /* the backward pass ends with it */
 	int ring[SHARD_SLOTS_MAX], next; /* the units that are in the slots of the blocks; -1: none */
 	double now, gather_lane, reduce_lane; /* when the lane is free */
@@ -254,14 +255,15 @@ static void play_step(struct player *p, double overlap)
 			p->now += u == 0 ? t->embedding_forward : t->block_forward;
 		}
 		for (int u = last; u >= p->lowest; u--) {
-			bool again = u > 0 && u <= p->recomputed;
+			bool again = u > 0 && u <= p->recomputed, kept = u >= last - p->outputs;
 
 			need(p, u, -1);
 			if (p->shard->unit[u].in_slot && u + 2 < last)
 				wait_for(p, p->reduced[u + 2]);
 			p->now += u == last ? t->head
-			          : u == 0  ? t->embedding_backward
-			                    : t->block_backward + (again ? t->again : 0);
+			          : u == 0
+			              ? t->embedding_backward
+			              : t->block_backward + (again ? t->again : 0) - (kept ? t->saved : 0);
 			if (shard_gathers_rows(p->shard) && final && u == last)
 				reduce(p, 0, final);
 			if (shard_gathers_rows(p->shard) && final && u == 0)
@@ -295,7 +297,7 @@ static bool is_measured_cpu(const struct hardware *h)
 /* More threads than processors take turns; and operations take longer in a step than by themselves. */
 static void slow_down(struct player *p, struct cost_parts *t, double factor)
 {
-	double *const parts[] = {&t->block_forward,     &t->block_backward,     &t->again,
+	double *const parts[] = {&t->block_forward,     &t->block_backward,     &t->again, &t->saved,
 	                         &t->embedding_forward, &t->embedding_backward, &t->head};
 
 	for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
@@ -416,6 +418,7 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);
+	p.outputs = model_kept_outputs(plan->model);
 	count_units(&p, l, c, where);
 	count_rows(&p, c, o, where);
 	slow_down(&p, &parts,
@@ -430,7 +433,8 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	out->step = p.now - first;
 	out->communication = p.communication;
 	out->forward = a * (parts.embedding_forward + c->layers * parts.block_forward);
-	out->backward = a * (parts.embedding_backward + parts.trained_blocks * parts.block_backward);
+	out->backward = a * (parts.embedding_backward + parts.trained_blocks * parts.block_backward -
+	                     p.outputs * parts.saved);
 	out->recompute = a * p.recomputed * parts.again;
 	out->head = a * parts.head;
 	for (int u = 0; u < units; u++)

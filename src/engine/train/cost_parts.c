@@ -219,7 +219,7 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	bool stream = !c->layer_norm && c->norm_place == MODEL_NORM_BEFORE && c->residual_scale == 1;
 	const bool found[][2] = {{norm_finds, false}, {true, stream}, {norm_finds, silu}, {silu, stream}};
 	double element = t * s, norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
-	double swiglu, norm, norms, rotation, gate_up, down;
+	double swiglu, unwritten, written, norm, norms, again, rotation, gate_up, down;
 
 	*p = (struct cost_parts){.trained_blocks = trained.blocks};
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
@@ -255,11 +255,18 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 		p->again = p->block_forward - swiglu - down;
 	else if (o->recompute == MODEL_RECOMPUTE_SELECTIVE)
 		p->again = norm + gate_up;
-	/* The norms are computed once more, before their gradients. */
-	p->block_backward +=
-	    attention(h, c, type, rows, row, true) +
-	    cost_stream(h, type, RATE_SWIGLU_BACKWARD, (2 * gate_up_cols + 2 * wide) * element) + norm +
-	    norms * cost_stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) + rotation;
+	/* The norms are computed once more, before their gradients, and the activation's output is written
+	 * once more where a gradient needs it, unless they are kept. */
+	unwritten = cost_stream(h, type, RATE_SWIGLU_BACKWARD, (2 * gate_up_cols + wide) * element);
+	written = model_layout_reads_input(l, c->layers, PARAMETER_DOWN)
+	              ? MAX(unwritten, cost_stream(h, type, RATE_SWIGLU_BACKWARD,
+	                                           (2 * gate_up_cols + 2 * wide) * element))
+	              : unwritten;
+	again = norms * cost_stream(h, type, RATE_NORM, 2 * hidden * element);
+	p->saved = again + written - unwritten;
+	p->block_backward += attention(h, c, type, rows, row, true) + written + again +
+	                     norms * cost_stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) +
+	                     rotation;
 	p->embedding_forward = cost_stream(h, type, RATE_COPY, 2 * hidden * element);
 	p->embedding_backward = cost_stream(
 	    h, type, RATE_COPY, hidden * (element + 8 * t) + (add || c->tied ? 0 : 4 * vocab * hidden));

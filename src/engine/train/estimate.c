@@ -134,6 +134,7 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	*out = (struct estimate){.strategy = o.strategy,
 	                         .recompute = o.recompute,
 	                         .kept = o.kept_blocks,
+	                         .outputs = model_kept_outputs(plan->model),
 	                         .plan = arena_total(&plan->arena),
 	                         .copies = copies(in, &o, plan),
 	                         .outside = outside(in, plan, &shapes),
@@ -177,9 +178,16 @@ const char *estimate_recompute_text(char *buf, size_t size, const struct estimat
 {
 	if (e->kept > 0)
 		snprintf(buf, size, "%s, %d kept", way_name(e->recompute), e->kept);
+	else if (e->outputs > 0)
+		snprintf(buf, size, "%s, outputs of %d kept", way_name(e->recompute), e->outputs);
 	else
 		snprintf(buf, size, "%s", way_name(e->recompute));
 	return buf;
+}
+
+const char *estimate_recompute_key(const struct estimate *e)
+{
+	return e->kept > 0 || e->outputs > 0 ? "auto" : way_name(e->recompute);
 }
 
 static void add(struct estimate_list *list, const struct estimate *e)
@@ -215,6 +223,34 @@ static int add_kept(const struct estimate_input *in, const struct estimate *leas
 	return 0;
 }
 
+/* Beside keeping everything, which fits: the outputs of norms and of the activation of as many blocks as
+ * fit. */
+static int add_outputs(const struct estimate_input *in, const struct estimate *whole,
+                       struct estimate_list *list, struct error *err)
+{
+	struct train_options o = *in->options;
+	struct estimate_input one = *in;
+	int layers = in->model->layers, r;
+	struct estimate e;
+	double each;
+
+	one.options = &o;
+	o.recompute = MODEL_KEEP_ALL;
+	o.kept_outputs = layers;
+	while (o.kept_outputs > 0) {
+		if ((r = estimate_run(&one, &e, err)) < 0)
+			return r;
+		if (e.outputs > 0 && e.fits)
+			add(list, &e);
+		if (e.outputs == 0 || e.fits)
+			break;
+		each = ((double)e.total - (double)whole->total) / e.outputs;
+		o.kept_outputs =
+		    (int)MIN((double)(whole->available - whole->total) / MAX(each, 1) + 1, e.outputs - 1.0);
+	}
+	return 0;
+}
+
 /* All ways of the strategy that in->options has. */
 static int add_strategy(const struct estimate_input *in, struct estimate_list *list, struct error *err)
 {
@@ -224,7 +260,7 @@ static int add_strategy(const struct estimate_input *in, struct estimate_list *l
 	int r;
 
 	one.options = &o;
-	o.kept_blocks = 0;
+	o.kept_blocks = o.kept_outputs = 0;
 	for (size_t i = 0; i < ARRAY_SIZE(ways); i++) {
 		o.recompute = ways[i];
 		if ((r = estimate_run(&one, &way[i], err)) < 0)
@@ -233,6 +269,8 @@ static int add_strategy(const struct estimate_input *in, struct estimate_list *l
 	for (size_t i = 0; i < ARRAY_SIZE(ways); i++) {
 		if (i > 0 && way[i].fits && !way[0].fits &&
 		    (r = add_kept(&one, &way[i], way[0].total, list, err)) < 0)
+			return r;
+		if (i == 0 && way[0].fits && (r = add_outputs(&one, &way[0], list, err)) < 0)
 			return r;
 		if (way[i].recompute == in->options->recompute)
 			list->run = (int)list->count;
@@ -274,7 +312,7 @@ const struct estimate *estimate_best(const struct estimate_list *list, int strat
 		const struct estimate *e = &list->all[i];
 
 		if ((strategy >= 0 && (int)e->strategy != strategy) ||
-		    (recompute >= 0 && ((int)e->recompute != recompute || e->kept > 0)))
+		    (recompute >= 0 && ((int)e->recompute != recompute || e->kept > 0 || e->outputs > 0)))
 			continue;
 		if (!best || (e->fits && !best->fits) ||
 		    (e->fits == best->fits && (e->fits ? is_better(e, best) : e->total < best->total)))
@@ -330,7 +368,7 @@ int estimate_check(const struct estimate_input *in, struct error *err)
 		snprintf(devices, sizeof(devices), " on %d devices", ranks);
 	if (other.recompute != in->options->recompute)
 		snprintf(again, sizeof(again), " with train.recompute = \"%s\"",
-		         other.kept > 0 ? "auto" : way_name(other.recompute));
+		         estimate_recompute_key(&other));
 	return error_set(
 	    err, -ENOMEM,
 	    "a rank would take %s, and its device has %s; %sparallel.strategy = \"%s\"%s%s would "
@@ -361,12 +399,13 @@ json_t *estimate_plan_json(const struct estimate *e)
 {
 	const struct cost *c = &e->cost;
 
-	return json_pack("{s:s,s:s,s:i,s:b,s:o,s:{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:f,s:f}", "strategy",
+	return json_pack("{s:s,s:s,s:i,s:i,s:b,s:o,s:{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:f,s:f}", "strategy",
 	                 shard_strategy_name(e->strategy), "recompute", way_name(e->recompute), "kept",
-	                 e->kept, "fits", e->fits, "memory", memory_json(e), "seconds", "step", c->step,
-	                 "forward", c->forward, "backward", c->backward, "recompute", c->recompute, "head",
-	                 c->head, "optimizer", c->optimizer, "communication", c->communication, "exposed",
-	                 c->exposed, "tokens_per_second", c->tokens_per_second, "mfu", c->mfu);
+	                 e->kept, "outputs", e->outputs, "fits", e->fits, "memory", memory_json(e), "seconds",
+	                 "step", c->step, "forward", c->forward, "backward", c->backward, "recompute",
+	                 c->recompute, "head", c->head, "optimizer", c->optimizer, "communication",
+	                 c->communication, "exposed", c->exposed, "tokens_per_second", c->tokens_per_second,
+	                 "mfu", c->mfu);
 }
 
 int estimate_to_json(const struct estimate_input *in, const struct estimate_list *list, json_t **out,

@@ -24,6 +24,7 @@ struct estimate {
 	enum shard_strategy strategy;
 	enum model_recompute recompute;
 	int kept;                     /* blocks that keep everything all the same */
+	int outputs;                  /* blocks that keep the outputs of norms and of the activation, too */
 	size_t bytes[BUFFER_CLASSES]; /* of a rank; the engine's own scratch is in BUFFER_SCRATCH */
 	size_t plan;                  /* what the worker reports as its memory: aligned, with that scratch */
 	size_t copies;                /* host memory that checkpoints are copied to */
@@ -53,8 +54,10 @@ int estimate_list(const struct estimate_input *in, struct estimate_list *out, st
 /* The fastest that fits, else the one of the least memory, of those with this strategy and recomputation; -1:
  * of all. */
 const struct estimate *estimate_best(const struct estimate_list *list, int strategy, int recompute);
-/* "none", "full", or "full, 12 kept"; into buf, returned. */
+/* "none", "full", "full, 12 kept", or "none, outputs of 12 kept"; into buf, returned. */
 const char *estimate_recompute_text(char *buf, size_t size, const struct estimate *e);
+/* The value of train.recompute with which a run has this plan. */
+const char *estimate_recompute_key(const struct estimate *e);
 /* -ENOMEM where a rank's plan is larger than its device, with the nearest that fits: another strategy, else
  * more devices. What a worker takes beyond the plan is not counted: a refused run cannot run. */
 int estimate_check(const struct estimate_input *in, struct error *err);
