@@ -310,7 +310,7 @@ def main():
             r = random.Random(f"{family} {i}")
             config, masked = random_config(family, r), r.choice([plain, prompts])
             config.initializer_range = min(0.2, 1.6 / config.hidden_size ** 0.5)  # else rounding errors grow from layer to layer
-            flags = r.choice([[], ["recompute"], ["selective"]])
+            flags = r.choice([[], ["recompute"], ["selective"], ["outputs"]])
             good &= run(f"{family} {i} {flags} {'masked' if masked is prompts else ''}", config, program, flags, documents, masked)
         sys.exit(0 if good else 1)
     for name, make in CASES.items():

@@ -128,7 +128,7 @@ def compare(make, dump, seed):
         with open(os.path.join(d, "batch.json"), "w") as f:
             json.dump({"documents": documents}, f)
         want, without = reference(d, documents, True), reference(d, documents, False)
-        for way in ([], ["recompute"], ["selective"]):
+        for way in ([], ["recompute"], ["selective"], ["outputs"]):
             out = os.path.join(d, "out")
             subprocess.run([dump, d, os.path.join(d, "batch.json"), out, "fp8", *way], check=True)
             got = load_file(os.path.join(out, "model.safetensors"))

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * grad_dump MODEL BATCH OUT [recompute | selective] [bf16] [fp8] [ADAPTER]: loads a Hugging Face directory,
- * runs one micro-batch forward and backward, and writes the results as OUT/model.safetensors: every gradient
- * under its parameter's name, losses [tokens], logits [tokens, vocab] (fp32 only) and loss [1], the mean.
- * BATCH is JSON:
+ * grad_dump MODEL BATCH OUT [recompute | selective | outputs] [bf16] [fp8] [ADAPTER]: loads a Hugging Face
+ * directory, runs one micro-batch forward and backward, and writes the results as OUT/model.safetensors:
+ * every gradient under its parameter's name, losses [tokens], logits [tokens, vocab] (fp32 only) and loss
+ * [1], the mean. BATCH is JSON:
  * {"documents":[[id, …], …], "masked":[n, …]}: the first n tokens of a document do not count in the loss.
  */
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,7 +102,7 @@ static int fill_all(void *files, const struct model_parameter *p, int64_t first,
 }
 
 static int run(const char *path, const char *batch_path, const char *out, enum model_recompute recompute,
-               bool bf16, bool fp8, const char *adapter, struct error *err)
+               bool outputs, bool bf16, bool fp8, const char *adapter, struct error *err)
 {
 	_cleanup_(files_close) struct files files = {0};
 	struct model_tuning tuning = {.kind = TUNE_LORA};
@@ -110,6 +111,7 @@ static int run(const char *path, const char *batch_path, const char *out, enum m
 	                                .fp8 = fp8,
 	                                .training = true,
 	                                .recompute = recompute,
+	                                .kept_outputs = outputs ? INT_MAX : 0,
 	                                .logits_rows = 7};
 	_cleanup_(model_fixture_free) struct model_fixture fixture = {0};
 	_cleanup_free_ float *losses = NULL, *logits = NULL;
@@ -188,7 +190,7 @@ int main(int argc, char **argv)
 	struct error err = ERROR_INIT;
 	enum model_recompute recompute = MODEL_KEEP_ALL;
 	const char *adapter = NULL;
-	bool bf16 = false, fp8 = false;
+	bool outputs = false, bf16 = false, fp8 = false;
 
 	for (int i = 4; i < argc; i++) {
 		if (strchr(argv[i], '/'))
@@ -197,15 +199,16 @@ int main(int argc, char **argv)
 			recompute = MODEL_RECOMPUTE_BLOCK;
 		else if (strcmp(argv[i], "selective") == 0)
 			recompute = MODEL_RECOMPUTE_SELECTIVE;
+		outputs |= strcmp(argv[i], "outputs") == 0;
 		bf16 |= strcmp(argv[i], "bf16") == 0;
 		fp8 |= strcmp(argv[i], "fp8") == 0;
 	}
 	if (argc < 4) {
-		fprintf(stderr,
-		        "usage: grad_dump MODEL BATCH OUT [recompute | selective] [bf16] [fp8] [ADAPTER]\n");
+		fprintf(stderr, "usage: grad_dump MODEL BATCH OUT [recompute | selective | outputs] [bf16] "
+		                "[fp8] [ADAPTER]\n");
 		return 2;
 	}
-	if (run(argv[1], argv[2], argv[3], recompute, bf16, fp8, adapter, &err) < 0) {
+	if (run(argv[1], argv[2], argv[3], recompute, outputs, bf16, fp8, adapter, &err) < 0) {
 		fprintf(stderr, "error: %s\n", err.message);
 		return 1;
 	}
