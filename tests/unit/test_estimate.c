@@ -581,15 +581,26 @@ START_TEST(libraries_copy_nothing_of_what_is_frozen)
 }
 END_TEST
 
+/* One plan in bf16, with options that the caller has set otherwise. */
+static void estimate_one(int which, const char *devices, int64_t row, struct train_options *o,
+                         struct estimate *out)
+{
+	struct error err = ERROR_INIT;
+	struct hardware_set where;
+	struct model_config c;
+
+	llama(which, &c);
+	o->precision = DTYPE_BF16;
+	ck_ok(hardware_parse(devices, &where, &err), &err);
+	ck_ok(estimate_run(&(struct estimate_input){&c, o, row, &where}, out, &err), &err);
+}
+
 /* Where not everything fits, as many whole blocks are kept as do: one more would not. */
 START_TEST(whole_blocks_are_kept_while_they_fit)
 {
 	const struct estimate *kept = NULL, *full;
 	struct estimate_list list;
-	struct hardware_set where;
 	struct train_options o;
-	struct model_config c;
-	struct error err = ERROR_INIT;
 	struct estimate more;
 	char text[64], want[64];
 
@@ -607,14 +618,11 @@ START_TEST(whole_blocks_are_kept_while_they_fit)
 	snprintf(want, sizeof(want), "full, %d kept", kept->kept);
 	ck_assert_str_eq(estimate_recompute_text(text, sizeof(text), kept), want);
 	ck_assert_str_eq(estimate_recompute_text(text, sizeof(text), full), "full");
-	llama(LLAMA_70B, &c);
 	train_options_default(&o);
-	o.precision = DTYPE_BF16;
 	o.strategy = SHARD_ZERO3;
 	o.recompute = MODEL_RECOMPUTE_BLOCK;
 	o.kept_blocks = kept->kept + 1;
-	ck_ok(hardware_parse("512xH100-80GB", &where, &err), &err);
-	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 8192, &where}, &more, &err), &err);
+	estimate_one(LLAMA_70B, "512xH100-80GB", 8192, &o, &more);
 	ck_assert(!more.fits);
 	ck_assert_ptr_eq(estimate_best(&list, SHARD_ZERO3, MODEL_RECOMPUTE_BLOCK), full);
 	ck_assert_int_eq(list.all[list.choice].fits, true);
@@ -636,10 +644,8 @@ START_TEST(outputs_are_kept_while_they_fit)
 {
 	const struct estimate *whole, *kept;
 	struct estimate_list list;
-	struct hardware_set where;
 	struct train_options o;
 	struct model_config c;
-	struct error err = ERROR_INIT;
 	struct estimate more;
 	size_t block;
 	double saved;
@@ -665,11 +671,9 @@ START_TEST(outputs_are_kept_while_they_fit)
 	ck_assert_str_eq(estimate_recompute_key(kept), "auto");
 	ck_assert_str_eq(estimate_recompute_key(whole), "none");
 	train_options_default(&o);
-	o.precision = DTYPE_BF16;
 	o.strategy = SHARD_ZERO3;
 	o.kept_outputs = kept->outputs + 1;
-	ck_ok(hardware_parse("8xH100-80GB", &where, &err), &err);
-	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 16384, &where}, &more, &err), &err);
+	estimate_one(LLAMA_8B, "8xH100-80GB", 16384, &o, &more);
 	ck_assert_int_eq(more.outputs, kept->outputs + 1);
 	ck_assert(!more.fits);
 	ck_assert_double_eq_tol(whole->cost.step - more.cost.step,
@@ -691,25 +695,18 @@ END_TEST
 START_TEST(outputs_that_nothing_reads_cost_nothing)
 {
 	static char *const some[] = {"q_proj", "v_proj", NULL}, *const all[] = {"all", NULL};
-	struct hardware_set where;
 	struct train_options o;
-	struct model_config c;
-	struct error err = ERROR_INIT;
 	double saved[2];
 
-	llama(LLAMA_8B, &c);
-	ck_ok(hardware_parse("1xH100-80GB", &where, &err), &err);
 	for (int which = 0; which < 2; which++) {
 		struct estimate e[2];
 
 		train_options_default(&o);
-		o.precision = DTYPE_BF16;
 		o.tuning = (struct model_tuning){
 		    .kind = TUNE_LORA, .rank = 8, .alpha = 16, .target = which ? some : all};
 		for (int kept = 0; kept < 2; kept++) {
-			o.kept_outputs = kept * c.layers;
-			ck_ok(estimate_run(&(struct estimate_input){&c, &o, 8192, &where}, &e[kept], &err),
-			      &err);
+			o.kept_outputs = kept * llamas[LLAMA_8B].layers;
+			estimate_one(LLAMA_8B, "1xH100-80GB", 8192, &o, &e[kept]);
 		}
 		saved[which] = e[0].cost.step - e[1].cost.step;
 	}

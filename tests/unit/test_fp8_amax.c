@@ -73,19 +73,14 @@ struct result {
 
 static struct result train(const char *text, const struct train_options *o, const struct dataset *rows)
 {
-	struct model_init init = {.seed = 1, .std = 0.1};
 	struct error err = ERROR_INIT;
 	struct result r = {0};
-	struct model_config c;
 	struct train_log log;
 	struct trainer *t;
 	struct device *dev;
 
 	inputs = gradients = 0;
-	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
-	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
-	ck_ok(trainer_create(dev, NULL, &c, o, rows, rows, &t, &err), &err);
-	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	t = trainer_state_begin(text, o, rows, &dev);
 	for (int s = 0; s < STEPS; s++) {
 		ck_ok(trainer_run_step(t, &log, &err), &err);
 		r.losses[s] = log.loss;

@@ -12,6 +12,7 @@
 #include "../engine/fake_dataset.h"
 #include "engine/train/plan.h"
 #include "engine/train/trainer.h"
+#include "trainer_state.h"
 
 enum { STEPS = 2, LAYERS = 3 };
 
@@ -100,18 +101,13 @@ static void read_weights(struct trainer *t, struct result *r)
 static struct result train(const char *text, const struct train_options *o)
 {
 	_cleanup_(dataset_closep) struct dataset *rows = fake_dataset(12, 17, 6, 50, true);
-	struct model_init init = {.seed = 1, .std = 0.1};
 	struct error err = ERROR_INIT;
 	struct result r = {0};
-	struct model_config c;
 	struct train_log log;
 	struct trainer *t;
 	struct device *dev;
 
-	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
-	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
-	ck_ok(trainer_create(dev, NULL, &c, o, rows, rows, &t, &err), &err);
-	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	t = trainer_state_begin(text, o, rows, &dev);
 	norms = activations = searched = 0;
 	for (int s = 0; s < STEPS; s++) {
 		ck_ok(trainer_run_step(t, &log, &err), &err);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parameters or moments of a whole model, out of a trainer and into one. */
+/* Trainers of one process, and parameters or moments of a whole model, out of a trainer and into one. */
 #pragma once
 
 #include "unit.h"
@@ -8,6 +8,22 @@
 #include <string.h>
 
 #include "engine/train/trainer.h"
+
+/* A trainer of a model that begins with random weights, on one thread. The caller frees it, and then *dev. */
+static inline struct trainer *trainer_state_begin(const char *model, const struct train_options *o,
+                                                  const struct dataset *rows, struct device **dev)
+{
+	struct model_init init = {.seed = 1, .std = 0.1};
+	struct error err = ERROR_INIT;
+	struct model_config c;
+	struct trainer *t;
+
+	ck_ok(model_config_parse(model, strlen(model), "config.json", &c, &err), &err);
+	ck_ok(device_create(&(struct device_options){.threads = 1}, dev, &err), &err);
+	ck_ok(trainer_create(*dev, NULL, &c, o, rows, rows, &t, &err), &err);
+	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
+	return t;
+}
 
 /* All elements in the order of the layout, the caller's; zeros where there are none. */
 static inline float *trainer_state_read(struct trainer *t, enum parameter_state which)
