@@ -134,8 +134,12 @@ int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, 
 	} else if (file_exists(m->path) && (r = set_aside(m->path, err)) < 0) {
 		return r;
 	}
+	/* A new file: a process of an earlier attempt, on a machine that was paused, may still write to the
+	 * old one. */
+	if (file_exists(m->path) && (r = file_write_atomic(m->path, text ? text : "", len, 0666, err)) < 0)
+		return r;
 	m->fd = open(m->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-	if (m->fd < 0 || ftruncate(m->fd, len) < 0)
+	if (m->fd < 0)
 		return error_errno(err, -errno, "cannot write %s", m->path);
 	if (tensorboard && (r = tfevents_open(runs, resumed_step + 1, &m->events, err)) < 0)
 		return r;

@@ -57,7 +57,7 @@ START_TEST(a_mark_of_the_release_before_is_the_runs_own)
 	ck_ok(claim_take(&again, &fd, &ours, &err), &err);
 	ck_assert(ours);
 	ck_ok(claim_mark(&again, fd, &err), &err);
-	ck_ok(claim_check(&again, &err), &err);
+	ck_ok(claim_check(&again, fd, &err), &err);
 	check_marked(out, "2.3 17 a1\n");
 	closep(&fd);
 	/* Another run has written there since. */
@@ -92,6 +92,44 @@ START_TEST(a_mark_that_came_in_between_stands)
 		check_marked(out, marks[i]);
 		closep(&fd);
 	}
+	ck_ok(file_remove_tree(out, &err), &err);
+}
+END_TEST
+
+/* The process of attempt 1 is paused, with the lock, on a machine that is no longer waited for. */
+START_TEST(an_earlier_attempt_with_the_lock_is_passed_over)
+{
+	_cleanup_free_ char *out = unit_tmpdir();
+	struct claim first = {out, "17", 1, "a1", 3, NULL}, next = {out, "17", 2, "a1", 3, NULL},
+	             of_epoch = {out, "17", 3, "a1", 4, NULL}, other = {out, "18", 2, "a1", 4, NULL};
+	struct error err = ERROR_INIT;
+	int paused = -1, fd = -1, third = -1, none = -1;
+	bool ours = false;
+
+	ck_ok(claim_take(&first, &paused, &ours, &err), &err);
+	/* Whose attempt it is is not known before it marks the directory. */
+	ck_fails(claim_take(&next, &fd, &ours, &err), &err, "is being written by another run");
+	ck_ok(claim_mark(&first, paused, &err), &err);
+	ck_fails(claim_take(&first, &fd, &ours, &err), &err, "is being written by run 17");
+	ck_ok(claim_take(&next, &fd, &ours, &err), &err);
+	ck_assert(ours);
+	ck_ok(claim_mark(&next, fd, &err), &err);
+	ck_assert_int_eq(claim_check(&first, paused, &err), -ESTALE);
+	ck_assert_int_eq(claim_mark(&first, paused, &err), -ESTALE);
+	ck_ok(claim_check(&next, fd, &err), &err);
+	/* The lock is still a lock. */
+	ck_assert_int_eq(claim_take(&other, &none, &ours, &err), -EBUSY);
+	/* An attempt of a later epoch passes it over, too. */
+	ck_ok(claim_take(&of_epoch, &third, &ours, &err), &err);
+	ck_assert(ours);
+	closep(&third);
+	/* When the first process has ended, the second has the lock from its next check on. */
+	closep(&paused);
+	ck_ok(claim_check(&next, fd, &err), &err);
+	ck_assert_int_eq(claim_take(&other, &none, &ours, &err), -EBUSY);
+	closep(&fd);
+	ck_ok(claim_take(&other, &none, &ours, &err), &err);
+	closep(&none);
 	ck_ok(file_remove_tree(out, &err), &err);
 }
 END_TEST
@@ -137,22 +175,22 @@ START_TEST(nothing_is_published_after_the_end_of_the_lease)
 
 	ck_ok(claim_take(&claim, &fd, &ours, &err), &err);
 	ck_ok(claim_mark(&claim, fd, &err), &err);
-	ck_ok(claim_check(&claim, &err), &err);
+	ck_ok(claim_check(&claim, fd, &err), &err);
 	ck_ok(lease_file_write(path, &(struct lease_end){999999999999.0, 1.0}, &err), &err);
-	ck_ok(claim_check(&claim, &err), &err);
+	ck_ok(claim_check(&claim, fd, &err), &err);
 	ck_ok(lease_file_write(path, &(struct lease_end){1.0, 0.5}, &err), &err);
-	ck_fails(claim_check(&claim, &err), &err, "the lease of this attempt has run out");
+	ck_fails(claim_check(&claim, fd, &err), &err, "the lease of this attempt has run out");
 	/* Nor where the file does not tell. */
 	for (size_t i = 0; i < ARRAY_SIZE(untold); i++) {
 		ck_ok(file_write_atomic(path, untold[i], strlen(untold[i]), 0644, &err), &err);
-		ck_fails(claim_check(&claim, &err), &err,
+		ck_fails(claim_check(&claim, fd, &err), &err,
 		         "it is not known whether the lease of this attempt");
 	}
 	ck_assert_int_eq(unlink(path), 0);
 	ck_assert_int_eq(mkdir(path, 0777), 0);
-	ck_fails(claim_check(&claim, &err), &err, "cannot be read as the end of a lease");
+	ck_fails(claim_check(&claim, fd, &err), &err, "cannot be read as the end of a lease");
 	ck_assert_int_eq(rmdir(path), 0);
-	ck_ok(claim_check(&claim, &err), &err);
+	ck_ok(claim_check(&claim, fd, &err), &err);
 	closep(&fd);
 	ck_ok(file_remove_tree(out, &err), &err);
 }
@@ -166,6 +204,7 @@ int main(void)
 	tcase_add_test(t, nothing_is_published_after_the_end_of_the_lease);
 	tcase_add_test(t, a_mark_of_the_release_before_is_the_runs_own);
 	tcase_add_test(t, a_mark_that_came_in_between_stands);
+	tcase_add_test(t, an_earlier_attempt_with_the_lock_is_passed_over);
 	tcase_add_test(t, a_mark_that_cannot_be_written_leaves_the_old_one);
 	suite_add_tcase(s, t);
 	return unit_run(s);

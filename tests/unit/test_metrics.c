@@ -86,6 +86,32 @@ START_TEST(metrics_of_a_resumed_run_have_no_line_twice)
 }
 END_TEST
 
+/* The process of an earlier attempt goes on, on a machine that was paused: its lines are in no file that has
+ * a name. */
+START_TEST(an_earlier_attempt_writes_to_a_file_of_its_own)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "metrics.jsonl");
+	struct metrics_report rec = {.steps = 9, .loss = 1.0 / 3, .learning_rate = 1e-4, .eval_loss = NAN};
+	struct error err = ERROR_INIT;
+	struct metrics *paused, *next;
+
+	for (int resumed = 1; resumed >= 0; resumed--) {
+		ck_ok(metrics_open(dir, 0, false, &paused, &err), &err);
+		for (rec.step = 1; rec.step <= 2; rec.step++)
+			ck_ok(metrics_write(paused, &rec, NULL, &err), &err);
+		ck_ok(metrics_open(dir, resumed, false, &next, &err), &err);
+		rec.step = 3;
+		ck_ok(metrics_write(paused, &rec, NULL, &err), &err);
+		rec.step = resumed + 1;
+		ck_ok(metrics_write(next, &rec, NULL, &err), &err);
+		metrics_close(paused);
+		metrics_close(next);
+		check_steps(path, (int[]){1, 2}, resumed + 1, &err);
+	}
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
 /* Two runs in the directory of one that ended before its first checkpoint: nothing is lost. */
 START_TEST(metrics_of_an_earlier_run_are_kept)
 {
@@ -321,6 +347,7 @@ int main(void)
 	TCase *t = tcase_create("metrics");
 
 	tcase_add_test(t, metrics_of_a_resumed_run_have_no_line_twice);
+	tcase_add_test(t, an_earlier_attempt_writes_to_a_file_of_its_own);
 	tcase_add_test(t, metrics_of_an_earlier_run_are_kept);
 	tcase_add_test(t, a_line_of_metrics_holds_everything);
 	tcase_add_test(t, a_report_has_the_numbers_of_its_task);

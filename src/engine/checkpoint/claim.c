@@ -98,6 +98,17 @@ static bool same_run(const struct claim *c, const struct mark *m)
 	return is_run(c, m->run, strlen(m->run), m->epoch);
 }
 
+/* Whether the run of the claim has marked the directory in an attempt before this one. */
+static bool is_earlier(const struct claim *c, const struct mark *m)
+{
+	return c->run && same_run(c, m) && m->epoch <= c->epoch && m->attempt < c->attempt;
+}
+
+static bool lock(int fd)
+{
+	return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
 /* Whether this attempt may resume from the files in the directory, and write there. */
 static int check_mark(const struct claim *c, const struct mark *m, struct error *err)
 {
@@ -141,6 +152,7 @@ int claim_take(const struct claim *c, int *out, bool *ours, struct error *err)
 	_cleanup_free_ char *path = claim_path(c);
 	_cleanup_close_ int fd = -1;
 	struct mark m;
+	bool free_now;
 	int r;
 
 	if (!path)
@@ -148,12 +160,11 @@ int claim_take(const struct claim *c, int *out, bool *ours, struct error *err)
 	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
 	if (fd < 0)
 		return error_errno(err, -errno, "cannot write %s", path);
-	if (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK) {
-		read_mark(fd, &m);
+	free_now = lock(fd);
+	read_mark(fd, &m);
+	if (!free_now && !is_earlier(c, &m))
 		return error_set(err, -EBUSY, "output.dir %s is being written by %s%.*s; choose another",
 		                 c->directory, *m.run ? "run " : "another run", number_length(&m), m.run);
-	}
-	read_mark(fd, &m);
 	r = check_mark(c, &m, err);
 	if (r < 0)
 		return r;
@@ -228,11 +239,14 @@ static int check_lease(const struct claim *c, struct error *err)
 	    c->directory);
 }
 
-int claim_check(const struct claim *c, struct error *err)
+int claim_check(const struct claim *c, int fd, struct error *err)
 {
 	struct mark m;
 	int r = check_lease(c, err);
 
+	/* Where a process of an earlier attempt had the lock, it may have ended since. */
+	if (fd >= 0)
+		(void)lock(fd);
 	if (r < 0 || (r = read_mark_now(c, &m, err)) < 0)
 		return r;
 	if (!same_run(c, &m) || m.attempt != c->attempt || m.epoch != c->epoch)

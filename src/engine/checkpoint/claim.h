@@ -27,14 +27,17 @@ struct claim {
 	const char *lease;
 };
 
-/* -EBUSY where another process holds it; -ESTALE where a newer attempt of the same run, or one of a later
- * epoch, has marked it, or another run after this one had. *ours: an attempt of this run was the last to mark
- * it. *fd holds the claim until it is closed. On a file system without locks every process gets the claim. */
+/* -EBUSY where a process of another run, or of this attempt or a later one, holds it. One of an earlier
+ * attempt may still hold it, on a machine that is paused: that attempt has ended as far as the controller
+ * knows, by its lease or by an administrator's word, and claim_check keeps it from publishing when it goes
+ * on. -ESTALE where a newer attempt of the same run, or one of a later epoch, has marked it, or another run
+ * after this one had. *ours: an attempt of this run was the last to mark it. *fd holds the claim until it is
+ * closed. On a file system without locks every process gets the claim. */
 int claim_take(const struct claim *claim, int *fd, bool *ours, struct error *err);
 /* Marks the directory: its files are this attempt's from now on. Reads the mark again first: -ESTALE as
  * claim_take. If it fails, the previous mark stays. */
 int claim_mark(const struct claim *claim, int fd, struct error *err);
-/* Called before anything is published: -ESTALE where another attempt or run has marked the directory since,
- * or where the lease has run out, or it cannot be known whether it has: another attempt may begin at any
- * time. */
-int claim_check(const struct claim *claim, struct error *err);
+/* Called before anything is published, with the descriptor of claim_take, or -1 on another rank: -ESTALE
+ * where another attempt or run has marked the directory since, or where the lease has run out, or it cannot
+ * be known whether it has: another attempt may begin at any time. */
+int claim_check(const struct claim *claim, int fd, struct error *err);

@@ -174,7 +174,7 @@ int saver_write_beside(struct saver *s, const char *name, const char *text, stru
 		return error_oom(err);
 	if (!s->publishes)
 		return 0;
-	r = claim_check(&s->o.claim, err);
+	r = claim_check(&s->o.claim, s->claimed, err);
 	return r < 0 ? r : file_write_atomic(path, text, strlen(text), 0666, err);
 }
 
@@ -253,7 +253,8 @@ static int publish(void *context, const struct manifest_index *index, struct err
 	const char *dir = saver_directory(s);
 	int r;
 
-	if ((index && (r = write_index(s, index, err)) < 0) || (r = claim_check(&s->o.claim, err)) < 0)
+	if ((index && (r = write_index(s, index, err)) < 0) ||
+	    (r = claim_check(&s->o.claim, s->claimed, err)) < 0)
 		return r;
 	if (s->final)
 		return checkpoint_publish_files(dir, s->tmp, err);
