@@ -494,7 +494,7 @@ START_TEST(one_run_at_a_time_claims_an_output)
 	ck_ok(claim_take(&first, &fd, &ours, &err), &err);
 	ck_assert(!ours);
 	ck_ok(claim_mark(&first, fd, &err), &err);
-	ck_ok(claim_check(&first, &err), &err);
+	ck_ok(claim_check(&first, fd, &err), &err);
 	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
 	ck_assert(!used);
 	ck_assert_int_eq(claim_take(&other, &second, &ours, &err), -EBUSY);
@@ -505,15 +505,15 @@ START_TEST(one_run_at_a_time_claims_an_output)
 	ck_ok(claim_take(&again, &fd, &ours, &err), &err);
 	ck_assert(ours);
 	ck_ok(claim_mark(&again, fd, &err), &err);
-	ck_ok(claim_check(&again, &err), &err);
-	ck_assert_int_eq(claim_check(&first, &err), -ESTALE);
+	ck_ok(claim_check(&again, fd, &err), &err);
+	ck_assert_int_eq(claim_check(&first, -1, &err), -ESTALE);
 	closep(&fd);
 	ck_assert_int_eq(claim_take(&first, &fd, &ours, &err), -ESTALE);
 
 	ck_ok(claim_take(&other, &fd, &ours, &err), &err);
 	ck_assert(!ours);
 	ck_ok(claim_mark(&other, fd, &err), &err);
-	ck_assert_int_eq(claim_check(&again, &err), -ESTALE);
+	ck_assert_int_eq(claim_check(&again, -1, &err), -ESTALE);
 	closep(&fd);
 
 	/* The first one starts again: what is there now is of the other. A run that never wrote there may
@@ -581,9 +581,9 @@ START_TEST(a_claim_is_of_one_cluster)
 
 	ck_ok(claim_take(&first, &fd, &ours, &err), &err);
 	ck_ok(claim_mark(&first, fd, &err), &err);
-	ck_ok(claim_check(&first, &err), &err);
-	ck_assert_int_eq(claim_check(&restored, &err), -ESTALE);
-	ck_assert_int_eq(claim_check(&elsewhere, &err), -ESTALE);
+	ck_ok(claim_check(&first, fd, &err), &err);
+	ck_assert_int_eq(claim_check(&restored, fd, &err), -ESTALE);
+	ck_assert_int_eq(claim_check(&elsewhere, fd, &err), -ESTALE);
 	closep(&fd);
 	ck_ok(claim_take(&elsewhere, &fd, &ours, &err), &err);
 	ck_assert(!ours);
@@ -593,7 +593,7 @@ START_TEST(a_claim_is_of_one_cluster)
 	closep(&fd);
 	ck_ok(claim_take(&restored, &fd, &ours, &err), &err);
 	ck_ok(claim_mark(&restored, fd, &err), &err);
-	ck_assert_int_eq(claim_check(&first, &err), -ESTALE);
+	ck_assert_int_eq(claim_check(&first, -1, &err), -ESTALE);
 	closep(&fd);
 	ck_assert_int_eq(claim_take(&first, &fd, &ours, &err), -ESTALE);
 	ck_assert_ptr_nonnull(strstr(err.message, "epoch 5"));
