@@ -511,7 +511,6 @@ unsigned run_superseded(struct run *r, const char *node, int64_t attempt, double
 	/* What is known here is of attempts before that one: it is neither the cause, nor a reason to start
 	 * the run again. */
 	free(steal_pointer(r->detail));
-	r->exit_status = -1;
 	return end_attempt(r, RUN_FAILED, now);
 }
 

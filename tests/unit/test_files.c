@@ -535,6 +535,35 @@ START_TEST(an_owner_removes_closed_directories)
 }
 END_TEST
 
+/* A link is removed, and what it names, which its owner has closed to himself, stays as it is. */
+START_TEST(what_a_link_names_is_not_touched)
+{
+	_cleanup_free_ char *tree = make_tree(), *inner = str_path_join(tree, "inner"),
+	                    *link = str_path_join(dir, "link");
+	struct error err = ERROR_INIT;
+	struct stat st;
+	int status;
+	pid_t child;
+
+	if (geteuid() == 0)
+		ck_assert(chown(dir, 1, 1) == 0 && chown(tree, 1, 1) == 0 && chown(inner, 1, 1) == 0);
+	ck_assert_int_eq(symlink("tree/inner", link), 0);
+	ck_assert_int_eq(chmod(inner, 0500), 0);
+	child = fork();
+	if (child == 0) {
+		if (geteuid() == 0 && setuid(1) != 0)
+			_exit(1);
+		_exit(file_remove_tree(link, &err) == 0 ? 0 : 2);
+	}
+	ck_assert_int_eq(waitpid(child, &status, 0), child);
+	ck_assert_int_eq(status, 0);
+	ck_assert(lstat(link, &st) < 0 && errno == ENOENT);
+	ck_assert_int_eq(stat(inner, &st), 0);
+	ck_assert_int_eq(st.st_mode & 0777, 0500);
+	ck_assert_int_eq(chmod(inner, 0700), 0);
+}
+END_TEST
+
 /* ---- what the kernel tells ---- */
 
 START_TEST(without_random_bytes_there_is_no_name)
@@ -719,6 +748,7 @@ int main(void)
 	tcase_add_loop_test(t, a_removal_goes_on_after_an_error, 0, ARRAY_SIZE(stops));
 	tcase_add_loop_test(t, what_is_too_deep_and_cannot_be_moved_stays, 0, 4);
 	tcase_add_loop_test(t, an_owner_removes_closed_directories, 0, 2);
+	tcase_add_test(t, what_a_link_names_is_not_touched);
 	tcase_add_test(t, without_random_bytes_there_is_no_name);
 	tcase_add_test(t, a_lease_without_a_boot_is_of_another);
 	tcase_add_test(t, a_json_file_is_read_or_named);

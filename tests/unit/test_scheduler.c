@@ -437,6 +437,44 @@ START_TEST(what_is_kept_for_a_run_is_its_own)
 }
 END_TEST
 
+/* Run 1 gets the slot that is kept for run 4, which cannot begin. That run 2, behind it, waits for other runs
+ * of their user, is no obstacle: run 3, behind that one, waits for it all the same. */
+START_TEST(what_is_kept_goes_to_the_first_run_of_a_user)
+{
+	static char first[] = "a", second[] = "b";
+	const struct spare_record held = {.node = first};
+	bool taken[2] = {true, true};
+	int64_t kept_for[2] = {4, 0};
+	struct sched_node nodes[] = {
+	    {.name = first, .up = true, .slots = 1, .taken = taken, .kept_for = kept_for, .kind = SLOT_CPU},
+	    {.name = second, .up = true, .slots = 1, .taken = taken + 1, .kind = SLOT_CPU},
+	};
+	struct sched_user user = {.name = "ann", .limit = 2, .held = 1};
+	struct sched_run queue[] = {
+	    {.id = 1, .user = &user, .nodes = 1, .per_node = 1, .working = 1},
+	    {.id = 2, .user = &user, .nodes = 2, .per_node = 1, .working = 2},
+	    {.id = 3, .user = &user, .nodes = 1, .per_node = 1, .working = 1},
+	    {.id = 4, .nodes = 2, .per_node = 1, .working = 2, .held = &held, .held_count = 1},
+	};
+	struct error err = ERROR_INIT;
+
+	ck_ok(schedule(nodes, 2, queue, ARRAY_SIZE(queue), &err), &err);
+	ck_assert(queue[0].placed);
+	ck_assert_uint_eq(queue[0].chosen[0], 0);
+	ck_assert_int_eq(user.held, 2);
+	ck_assert_str_eq(queue[1].reason,
+	                 "waits for other runs of user ann to end: they have 1 of 2 slots (user_slots of "
+	                 "dtraind.conf)");
+	ck_assert_str_eq(queue[2].reason,
+	                 "waits behind run 2 of the same user, whose runs have 1 of 2 slots (user_slots of "
+	                 "dtraind.conf)");
+	ck_assert(!queue[1].placed && !queue[2].placed && !queue[3].placed);
+	ck_assert(taken[0] && taken[1]);
+	free(queue[0].chosen);
+	free(queue[0].slots);
+}
+END_TEST
+
 enum { MANY_NODES = 12, MANY_RUNS = 60, MANY_SLOTS = 4 };
 
 /* Random nodes and runs; all of it is a function of the seed. all: what the runs ask for by name; NULL: none.
@@ -664,6 +702,7 @@ int main(void)
 	tcase_add_test(c, nodes_are_avoided_where_others_suffice);
 	tcase_add_test(c, slots_of_a_user_are_limited);
 	tcase_add_test(c, what_is_kept_for_a_run_is_its_own);
+	tcase_add_test(c, what_is_kept_goes_to_the_first_run_of_a_user);
 	tcase_add_test(c, a_run_above_the_limit_of_its_user_is_impossible);
 	tcase_add_loop_test(c, runs_that_ask_for_the_same_find_the_same, 1, 41);
 	tcase_add_test(c, a_pass_places_so_many_at_most);
