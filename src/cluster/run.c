@@ -217,7 +217,7 @@ void run_touch(struct run *r)
 	r->dirty = r->changed = true;
 }
 
-int run_set_reason(struct run *r, const char *fmt, ...)
+void run_set_reason(struct run *r, const char *fmt, ...)
 {
 	char text[1024], *s;
 	va_list ap;
@@ -226,11 +226,10 @@ int run_set_reason(struct run *r, const char *fmt, ...)
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
 	s = strdup(str_make_utf8(text)); /* the cut may be within a character */
-	if (!s)
-		return -ENOMEM;
+	if (!s)                          /* then the one before stays */
+		return;
 	free(r->reason);
 	r->reason = s;
-	return 0;
 }
 
 int64_t run_world_size(const struct run *r)

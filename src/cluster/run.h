@@ -141,7 +141,7 @@ json_t *run_to_json(const struct run *r, bool own);
 json_t *run_to_json_with(const struct run *r, bool own, json_t *config);
 /* Something that the world may want to know has changed. */
 void run_touch(struct run *r);
-int run_set_reason(struct run *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void run_set_reason(struct run *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* What to do after an event. */
 enum {

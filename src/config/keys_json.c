@@ -124,7 +124,7 @@ int keys_from_json(const struct keys *keys, void *target, const json_t *json, co
 static size_t drop_member(json_t *object, const char *section, const char *name, char *buf, size_t size,
                           size_t before)
 {
-	if (before == 0 && size > 0)
+	if (before == 0)
 		snprintf(buf, size, "%s%s%s", section ? section : "", section ? "." : "", name);
 	json_object_del(object, name);
 	return before + 1;

@@ -120,11 +120,11 @@ int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, 
 	size_t len = 0;
 	int r = 0;
 
-	if (!m || !runs)
+	if (!m)
 		return error_oom(err);
 	m->fd = -1;
 	m->path = str_path_join(directory, "metrics.jsonl");
-	if (!m->path)
+	if (!m->path || !runs)
 		return error_oom(err);
 	if (resumed_step > 0 && file_exists(m->path)) {
 		r = file_read(m->path, 0, &text, &len, err);

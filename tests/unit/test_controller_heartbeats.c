@@ -198,6 +198,10 @@ START_TEST(after_a_lost_answer_the_whole_is_said)
 	bed_pass(b, 2);
 	ck_heartbeats(b, 1, 1, 0);
 	ck_assert(controller_find_node(bed_controller(b), "n2")->up);
+	/* It is watched again. */
+	bed_cut_off(b, "n2", true);
+	bed_pass(b, 30);
+	ck_assert(!controller_find_node(bed_controller(b), "n2")->up);
 	bed_free(b);
 }
 END_TEST

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The variables of the submitter that a run gets, and the precedence where a variable is given twice. */
+#include "failing_memory.h"
 #include "unit.h"
 
 #include <string.h>
@@ -308,6 +309,61 @@ START_TEST(what_dtrain_sets_is_nobody_elses)
 }
 END_TEST
 
+static int request_file(void *options, struct error *err)
+{
+	_cleanup_json_ json_t *run = NULL;
+	char x[500];
+
+	snprintf(x, sizeof(x), "%s/x.conf", dir);
+	return run_request_file(x, NULL, options, &run, err);
+}
+
+static int request_command(void *options, struct error *err)
+{
+	char *argv[] = {(char *)"/bin/echo", (char *)"\"a\\\t", NULL};
+	_cleanup_json_ json_t *run = NULL;
+	int r = run_request_command(argv, NULL, options, &run, err);
+
+	if (r == 0) {
+		const json_t *words = json_object_get(run, "command");
+
+		ck_assert_str_eq(json_get_string(run, "name", ""), "echo");
+		ck_assert_str_eq(json_string_value(json_array_get(words, 1)), "\"a\\\t");
+		ck_assert_uint_eq(json_array_size(words), 2);
+	}
+	return r;
+}
+
+static int request_task(void *none, struct error *err)
+{
+	static const char *const stops[] = {"a\"", "b", NULL}, *const overrides[] = {
+	                                                           "model.path=m", "generate.prompt=p", NULL};
+	_cleanup_json_ json_t *run = NULL;
+
+	return run_request_task("generate", "stop", stops, overrides, &run, err);
+}
+
+/* A variable less would be another run: nothing is submitted. */
+START_TEST(without_memory_there_is_no_request)
+{
+	struct environment_options o = {0};
+	struct error err = ERROR_INIT;
+	_cleanup_json_ json_t *run = NULL;
+
+	ck_ok(file_write_atomic(file, "A=1\n\nB=2\n", 9, 0644, &err), &err);
+	option_list_add(&o.files, file);
+	option_list_add(&o.variables, "EDITOR");
+	option_list_add(&o.variables, "C=3");
+	run = submitted(command, &o, &err);
+	ck_assert_ptr_nonnull(run);
+	memory_runs_out(request_file, &o);
+	memory_runs_out(request_command, &o);
+	memory_runs_out(request_task, NULL);
+	option_list_release(&o.files);
+	option_list_release(&o.variables);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("environment");
@@ -322,6 +378,7 @@ int main(void)
 	tcase_add_test(t, what_is_not_utf8_is_left_out_with_a_warning);
 	tcase_add_loop_test(t, a_run_file_is_utf8, 0, ARRAY_SIZE(not_utf8));
 	tcase_add_test(t, what_dtrain_sets_is_nobody_elses);
+	tcase_add_test(t, without_memory_there_is_no_request);
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

@@ -159,7 +159,8 @@ static size_t parse_queue(const char *text, struct sched_run *queue, char *copy,
 
 		ck_assert_int_eq(sscanf(word, "%lld:%lldx%lld", &id, &nodes, &slots),
 		                 strstr(word, "xall") ? 2 : 3);
-		queue[n] = (struct sched_run){.id = id, .nodes = nodes, .per_node = slots};
+		queue[n] = (struct sched_run){
+		    .id = id, .nodes = nodes, .per_node = slots, .reason = "that of an earlier pass"};
 		if (kind)
 			queue[n].kind = kind[1] == 'g' ? SLOT_GPU : SLOT_CPU;
 		for (char *p = at ? strtok_r(at + 1, ",", &inner) : NULL; p; p = strtok_r(NULL, ",", &inner))
@@ -241,6 +242,7 @@ static void compare(const struct sched_case *c, const struct sched_run *r, const
 		if (end[strlen(id)] == '=' || end[strlen(id)] == '?')
 			break;
 	len = end ? (size_t)(end - want) : strlen(want);
+	ck_assert_msg(!r->placed || !*r->reason, "%s | %s: %s", c->nodes, c->queue, r->reason);
 	if (r->placed)
 		ck_assert_msg(strlen(got.data) == len && memcmp(got.data, want, len) == 0,
 		              "%s | %s: got %s, want %s", c->nodes, c->queue, got.data, c->want);
