@@ -694,6 +694,31 @@ START_TEST(the_program_finds_its_command)
 }
 END_TEST
 
+/* The program says so although it has tried to write the number before its end, and succeeded otherwise. */
+START_TEST(a_number_that_cannot_be_written_is_an_error)
+{
+	static const struct fake_step steps[] = {
+	    {"POST /v1/runs HTTP", "\"command\":[\"true\"]",
+	     "HTTP/1.1 201 Created\r\nContent-Length: 29\r\n\r\n{\"id\":7,\"state\":\"queued\"}     ", 1},
+	};
+	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
+	_cleanup_free_ char *line =
+	    str_printf("exec %s/dtrain --socket %s submit --quiet -- true 2>&1 >/dev/full", BUILDDIR, path);
+	FILE *pipe = popen(line, "re");
+	char text[4096];
+	size_t n;
+	int status;
+
+	ck_assert_ptr_nonnull(pipe);
+	n = fread(text, 1, sizeof(text) - 1, pipe);
+	text[n] = '\0';
+	status = pclose(pipe);
+	fake_service_stop(fake);
+	ck_assert_str_eq(text, "dtrain: cannot write the output\n");
+	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILURE);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dtrain");
@@ -719,6 +744,7 @@ int main(void)
 	tcase_add_test(tc, a_watch_prints_plain_lines_without_a_terminal);
 	tcase_add_test(tc, tables_line_up);
 	tcase_add_test(tc, the_program_finds_its_command);
+	tcase_add_test(tc, a_number_that_cannot_be_written_is_an_error);
 	tcase_add_test(tc, what_was_made_is_named);
 	tcase_add_test(tc, devices_show_what_there_is);
 	tcase_add_test(tc, fenced_nodes_are_listed_in_any_case);
