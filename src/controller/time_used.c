@@ -19,7 +19,6 @@ void time_used_end(struct controller *c, struct run *r)
 		return;
 	r->retries.record.used = MAX(r->time_limit - (r->limit_at - controller_now(c)), 0.0);
 	r->limit_at = 0;
-	r->dirty = true;
 	if (r->state == RUN_QUEUED && r->retries.record.used >= r->time_limit)
 		run_time_out(r, controller_time(c));
 }

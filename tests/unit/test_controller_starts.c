@@ -309,6 +309,46 @@ START_TEST(a_run_may_have_several_spares)
 }
 END_TEST
 
+/* Of a run that waits: submitted, why it waits, and that it was cancelled. */
+START_TEST(each_change_of_a_run_is_a_version)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	int64_t running = bed_submit(b, 1, 1), waiting;
+
+	bed_await(b, running, RUN_RUNNING);
+	waiting = bed_submit(b, 1, 1);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, waiting)->state, RUN_QUEUED);
+	ck_assert_int_eq(bed_run(b, waiting)->version, 2);
+	ck_assert_double_gt(bed_run(b, waiting)->submitted, bed_run(b, running)->started);
+	bed_cancel(b, waiting);
+	bed_await(b, waiting, RUN_CANCELLED);
+	ck_assert_int_eq(bed_run(b, waiting)->version, 3);
+	bed_free(b);
+}
+END_TEST
+
+/* What the node that was given up has begun is stopped there at once, while another node still ends its part
+ * of the attempt. */
+START_TEST(a_part_that_was_given_up_does_not_wait_for_the_others)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run;
+
+	bed_lose_answer(b, "n2");
+	bed_lose_stops(b, "n1", true);
+	run = bed_submit(b, 2, 1);
+	bed_pass(b, 35);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_STOPPING);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", run), 1);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 0);
+	bed_lose_stops(b, "n1", false);
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 2);
+	bed_free(b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("starts");
@@ -327,6 +367,8 @@ int main(void)
 	tcase_add_test(tc, only_the_last_heartbeat_of_a_node_is_kept);
 	tcase_add_test(tc, a_spare_with_a_drained_slot_is_replaced);
 	tcase_add_test(tc, a_run_may_have_several_spares);
+	tcase_add_test(tc, each_change_of_a_run_is_a_version);
+	tcase_add_test(tc, a_part_that_was_given_up_does_not_wait_for_the_others);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
