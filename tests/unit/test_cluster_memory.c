@@ -268,9 +268,11 @@ static int schedule_runs(void *context, struct error *err)
 	    {.name = "n1", .up = true, .slots = 4, .taken = taken[0], .kind = SLOT_CPU},
 	    {.name = "n2", .up = true, .slots = 4, .taken = taken[1], .kept_for = kept, .kind = SLOT_CPU},
 	    {.name = NULL}};
-	struct sched_run runs[] = {{.id = 1, .nodes = 1, .most = 2, .per_node = 2, .kind = SLOT_CPU},
-	                           {.id = 2, .nodes = 2, .most = 2, .per_node = 1, .kind = SLOT_CPU},
-	                           {.id = 3, .nodes = 1, .most = 1, .kind = SLOT_CPU}};
+	char *avoid[] = {(char *)"n1", NULL};
+	struct sched_run runs[] = {
+	    {.id = 1, .nodes = 1, .most = 2, .per_node = 2, .kind = SLOT_CPU, .avoid = avoid},
+	    {.id = 2, .nodes = 2, .most = 2, .per_node = 1, .kind = SLOT_CPU},
+	    {.id = 3, .nodes = 1, .most = 1, .kind = SLOT_CPU}};
 	int code;
 
 	code = schedule(list, 2, runs, ARRAY_SIZE(runs), err);

@@ -470,6 +470,24 @@ START_TEST(devices_that_change_are_looked_at)
 }
 END_TEST
 
+/* A node is resumed while the commit of its drain is in progress, which then fails. */
+START_TEST(a_drain_of_a_failed_commit_does_not_replace_a_newer_one)
+{
+	struct bed b;
+
+	bed_start(&b);
+	held_store_fail(b.held, 1);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n1", true, "an old fan"), 0);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n2", true, "an old fan"), 0);
+	turn_held(&b);
+	ck_assert_int_eq(controller_set_drained(b.controller, "n2", false, NULL), 0);
+	commits_end(&b);
+	ck_assert(held_store_is_drained(b.held, "n1"));
+	ck_assert(!held_store_is_drained(b.held, "n2"));
+	bed_end(&b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("controller begin");
@@ -490,6 +508,7 @@ int main(void)
 	tcase_add_loop_test(tc, the_timer_of_retries_is_that_of_the_first_run, 0, 2);
 	tcase_add_loop_test(tc, a_waiter_may_go, 0, 4);
 	tcase_add_test(tc, devices_that_change_are_looked_at);
+	tcase_add_test(tc, a_drain_of_a_failed_commit_does_not_replace_a_newer_one);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
 }

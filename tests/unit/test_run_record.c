@@ -84,6 +84,58 @@ START_TEST(all_of_an_attempt_is_kept)
 }
 END_TEST
 
+/* Each of them where there is nothing else, too. */
+START_TEST(a_single_fact_of_an_attempt_is_kept)
+{
+	enum {
+		PART,
+		TROUBLE,
+		BOOT,
+		LEASE,
+		RANK_ERROR,
+		DEVICE_ERROR,
+		TIMED_OUT,
+		EVICTED,
+		LOST,
+		SPARE,
+		RETRIES,
+		FACTS
+	};
+	const int slots[] = {5};
+
+	for (int fact = 0; fact < FACTS; fact++) {
+		_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *other = fixture_run(2, 1);
+		_cleanup_json_ json_t *record = NULL, *again = NULL;
+		struct error err = ERROR_INIT;
+
+		fixture_place(r);
+		fixture_place(other);
+		run_clear_parts(other);
+		r->parts[1].ended = fact == PART;
+		r->parts[1].trouble = fact == TROUBLE ? copy("node n2 was shut down") : NULL;
+		r->parts[1].boot = fact == BOOT ? copy("boot 2") : NULL;
+		r->parts[1].lease = fact == LEASE ? 30 : 0;
+		if (fact == RANK_ERROR)
+			run_worker_error(r, 1, "out of memory", false);
+		r->device_error = fact == DEVICE_ERROR ? copy("GPU 0 fell off the bus") : NULL;
+		r->timed_out = fact == TIMED_OUT;
+		r->evicted = fact == EVICTED ? copy("node n1 was drained") : NULL;
+		ck_assert(fact != LOST || run_add_lost(r, &r->parts[0]));
+		ck_assert(fact != SPARE || run_add_spare(r, "n3", slots));
+		r->retries.record.restarts = fact == RETRIES;
+		ck_assert_int_eq(run_under_way(r, &record), 0);
+		ck_assert_msg(record, "fact %d", fact);
+		/* Beside the version. */
+		ck_assert_uint_eq(fields_of(record), 2);
+		ck_ok(run_set_under_way(other, record, &err), &err);
+		ck_ok(run_recover(other, 200, &err), &err);
+		ck_assert_uint_eq(other->part_count, 2);
+		ck_assert_int_eq(run_under_way(other, &again), 0);
+		ck_assert_msg(json_equal(record, again), "fact %d", fact);
+	}
+}
+END_TEST
+
 /* A record that cannot be read leaves the run as it was. */
 START_TEST(a_record_that_is_none_changes_nothing)
 {
@@ -157,6 +209,7 @@ int main(void)
 
 	suite_add_tcase(s, c);
 	tcase_add_test(c, all_of_an_attempt_is_kept);
+	tcase_add_test(c, a_single_fact_of_an_attempt_is_kept);
 	tcase_add_test(c, a_record_that_is_none_changes_nothing);
 	tcase_add_test(c, a_placement_begins_anew);
 	return unit_run(s);
