@@ -194,19 +194,19 @@ START_TEST(in_a_large_text_it_may_not_be_found)
 		strbuf_adds(&deep, "g = { ");
 	strbuf_adds(&deep, "a = 1; a = 2;");
 	ck_ok(keys_text_read(&t, deep.data, "f", &err), &err);
-	keys_text_error(&t, "duplicate setting name", 1, &err);
+	ck_assert_int_eq(keys_text_error(&t, "duplicate setting name", 1, &err), -EINVAL);
 	ck_assert_str_eq(err.message, "f:1: a setting that is there twice");
 	for (int i = 0; i < 5000; i++)
 		strbuf_addf(&many, "a%d = 1;\n", i);
 	strbuf_adds(&many, "a1 = 2;");
 	ck_ok(keys_text_read(&u, many.data, "f", &err), &err);
-	keys_text_error(&u, "duplicate setting name", 5001, &err);
+	ck_assert_int_eq(keys_text_error(&u, "duplicate setting name", 5001, &err), -EINVAL);
 	ck_assert_str_eq(err.message, "f:5001: a setting that is there twice");
-	keys_text_error(&u, "syntax error", 2, &err);
+	ck_assert_int_eq(keys_text_error(&u, "syntax error", 2, &err), -EINVAL);
 	ck_assert_str_eq(err.message, "f:2: syntax error; a setting is written: name = value;");
-	keys_text_error(&u, "another one", 3, &err);
+	ck_assert_int_eq(keys_text_error(&u, "another one", 3, &err), -EINVAL);
 	ck_assert_str_eq(err.message, "f:3: another one");
-	keys_text_error(&u, NULL, 3, &err);
+	ck_assert_int_eq(keys_text_error(&u, NULL, 3, &err), -EINVAL);
 	ck_assert_str_eq(err.message, "f:3: cannot be read");
 	keys_text_release(&t);
 	keys_text_release(&u);
