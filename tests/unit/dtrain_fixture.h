@@ -36,6 +36,7 @@ struct call fixture_exchange(command_fn command, const char *line, const struct 
 /* The same with a full device as stdout: `output` is NULL. */
 struct call fixture_exchange_full(command_fn command, const char *line, const struct exchange *list,
                                   size_t count);
-/* The same in another process, which is on a terminal, and is interrupted (SIGINT) after all requests. */
+/* The same in another process, which is on a terminal, and is interrupted (SIGINT) after all requests, but
+ * for a DELETE at their end, which has to come after that. */
 struct call fixture_interrupt(command_fn command, const char *line, const struct exchange *list,
                               size_t count);

@@ -44,7 +44,7 @@ static void *serve(void *context)
 	struct fake_service *fake = context;
 	static const size_t size = 65536;
 	_cleanup_free_ char *request = malloc(size);
-	int fd = -1;
+	int fd = -1, held = -1;
 
 	while (fake->taken < fake->count) {
 		const struct fake_step *step = &fake->steps[fake->taken];
@@ -69,6 +69,11 @@ static void *serve(void *context)
 		if (send(fd, step->answer, strlen(step->answer), MSG_NOSIGNAL) < 0)
 			break;
 		__atomic_fetch_add(&fake->taken, 1, __ATOMIC_SEQ_CST);
+		if (step->hang_up == FAKE_HOLD && fake->taken < fake->count) {
+			held = fd;
+			fd = -1;
+			continue;
+		}
 		while (step->hang_up == FAKE_HOLD && recv(fd, request, size, 0) > 0)
 			;
 		if (step->hang_up) {
@@ -78,6 +83,11 @@ static void *serve(void *context)
 	}
 	if (fd >= 0)
 		close(fd);
+	if (held >= 0) {
+		while (!fake->wrong[0] && recv(held, request, size, 0) > 0)
+			;
+		close(held);
+	}
 	return NULL;
 }
 

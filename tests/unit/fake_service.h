@@ -8,9 +8,10 @@ struct fake_step {
 	const char *request; /* "GET /v1/runs": the start of the request line */
 	const char *body;    /* has to be in the request's body, or NULL */
 	const char *answer;  /* sent as it is */
-	int hang_up;         /* then the connection is closed; FAKE_HOLD: kept until the client closes it */
+	int hang_up;         /* then the connection is closed, or what the macros below say */
 };
 
+/* It is kept until the client closes it; further steps come over another connection meanwhile. */
 #define FAKE_HOLD 2
 #define FAKE_LATE 3 /* the answer comes after 50 ms */
 

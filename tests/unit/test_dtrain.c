@@ -349,8 +349,9 @@ START_TEST(a_watch_prints_plain_lines_without_a_terminal)
 	                         "\r\n0\r\n\r\n",
 	     0},
 	    {"GET /v1/runs/17/metrics?follow=1 ", NULL,
-	     FAKE_HEAD("200 OK") "85\r\n{\"step\":1,\"steps\":10,\"loss\":2.5,\"tokens_per_second\":12345.6,"
-	                         "\"eta_seconds\":90}\n{\"step\":2,\"steps\":10,\"loss\":1e308}\n{"
+	     /* A piece ends within a line. */
+	     FAKE_HEAD("200 OK") "5b\r\n{\"step\":1,\"steps\":10,\"loss\":2.5,\"tokens_per_second\":12345.6,"
+	                         "\"eta_seconds\":90}\n{\"step\":2,\"st\r\n2a\r\neps\":10,\"loss\":1e308}\n{"
 	                         "\"message\":\"saved\"}\n\r\n0\r\n\r\n",
 	     0},
 	    {"GET /v1/runs/17?wait=change&version=2 ", NULL,

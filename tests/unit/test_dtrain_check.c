@@ -454,7 +454,7 @@ static const struct {
     {"check s.conf", 0, "model       whole: llama, 1 layers, 0.0 M parameters\n"},
     {"check -s data.template=qwen s.conf", 0, "template    qwen\n"},
     {"check s.conf", 0, "tokenizer   whole: 259 tokens\n"},
-    {"check s.conf", 0, "template    default, by the tokenizer\n"},
+    {"check -s generate.chat=true g.conf", 0, "template    default, by the tokenizer\n"},
     {"check s.conf", 0, "s.conf: fine\n"},
     {"check -s task=reward -s data.path=pairs.json s.conf", 0,
      "model       whole: llama, 1 layers, 0.0 M parameters, with a new score head\n"},

@@ -328,6 +328,20 @@ START_TEST(a_line_of_progress_has_what_is_known)
 }
 END_TEST
 
+/* What it generates is for this terminal alone. */
+START_TEST(an_interrupt_cancels_a_generation)
+{
+	static const struct exchange list[] = {{"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"},
+	                                       {"GET /v1/runs/17?wait=change&version=0 ", ""},
+	                                       {"DELETE /v1/runs/17 ", "{}"}};
+	_cleanup_(call_release) struct call call =
+	    fixture_interrupt(cmd_generate, "generate /m hello", list, ARRAY_SIZE(list));
+
+	ck_assert_int_eq(call.status, STATUS_CANCELLED);
+	ck_assert_str_eq(call.output, "\r\n");
+}
+END_TEST
+
 START_TEST(an_interrupt_ends_the_watching_alone)
 {
 	static const struct exchange watch[] = {{"GET /v1/runs/17 ", RUNNING},
@@ -657,6 +671,7 @@ int main(void)
 	tcase_add_test(tc, one_that_is_not_cancelled_is_not_awaited);
 	tcase_add_test(tc, a_backup_is_whole_or_none);
 	tcase_add_test(tc, an_interrupt_ends_the_watching_alone);
+	tcase_add_test(tc, an_interrupt_cancels_a_generation);
 	tcase_add_test(tc, what_is_pruned_is_listed);
 	tcase_add_test(tc, an_answer_may_come_after_the_wait);
 	tcase_add_test(tc, answers_are_printed_as_json);
