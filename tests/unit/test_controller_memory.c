@@ -259,6 +259,47 @@ START_TEST(a_controller_begins_whole_or_not)
 }
 END_TEST
 
+/* A short one is answered as the whole one that it stands for, or -ENOMEM. */
+START_TEST(a_short_heartbeat_is_answered_or_refused)
+{
+	struct bed b;
+
+	bed_start(&b);
+	memory_refused = true;
+	for (long n = 1; memory_refused; n++) {
+		_cleanup_(heartbeat_answer_release) struct heartbeat_answer answer = {0}, kept = {0};
+		_cleanup_(heartbeat_release) struct heartbeat beat = {
+		    .node = strdup("n2"), .instance = strdup("x"), .version = strdup("2")};
+		struct short_heartbeat brief = {.node = (char *)"n2", .instance = (char *)"x"};
+		struct error err = ERROR_INIT;
+		int code;
+
+		brief.whole = beat.sequence = ++b.sequence;
+		ck_ok(controller_heartbeat(b.controller, &beat, &answer, &err), &err);
+		controller_keep_heartbeat(b.controller, &beat, &kept);
+		ck_assert_int_eq(kept.whole, brief.whole);
+		heartbeat_answer_release(&answer);
+		brief.sequence = ++b.sequence;
+		memory_refused = false;
+		paused = n;
+		IN_CONTROLLER(code = controller_short_heartbeat(b.controller, &brief, &answer, &err));
+		paused = 0;
+		ck_assert_int_eq(controller_find_node(b.controller, "n2")->sequence, brief.sequence);
+		if (code < 0) {
+			ck_assert(memory_refused);
+			ck_assert_int_eq(code, -ENOMEM);
+			ck_assert_int_eq(answer.whole, 0);
+			ck_assert_ptr_null(answer.cluster);
+			continue;
+		}
+		ck_assert_str_eq(answer.cluster, store_cluster(b.store));
+		ck_assert_int_eq(answer.whole, brief.whole);
+		ck_assert(n > 1 || memory_refused);
+	}
+	bed_end(&b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("controller memory");
@@ -267,6 +308,7 @@ int main(void)
 	tcase_set_timeout(tc, 20);
 	tcase_add_loop_test(tc, whatever_is_missing_the_next_run_runs, 0, 3);
 	tcase_add_test(tc, a_heartbeat_is_answered_or_refused);
+	tcase_add_test(tc, a_short_heartbeat_is_answered_or_refused);
 	tcase_add_test(tc, a_controller_begins_whole_or_not);
 	suite_add_tcase(s, tc);
 	return unit_run(s);

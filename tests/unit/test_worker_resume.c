@@ -201,6 +201,35 @@ START_TEST(what_a_run_cannot_go_on_with)
 }
 END_TEST
 
+/* Of a damaged checkpoint the run says so, and goes on from the one before it. */
+START_TEST(a_damaged_checkpoint_is_skipped)
+{
+	_cleanup_free_ char *first = NULL, *on = NULL;
+
+	first = worker_train("first", "train.max_steps=4", "output.save_steps=2", "train.schedule=constant");
+	worker_file("out/checkpoint-4/dtrain/state.json", "{");
+	on = worker_train("on", "train.max_steps=5", "output.save_steps=2", "train.schedule=constant");
+	expect_line(on, "warning: ");
+	expect_words(on, "; resuming from the checkpoint before it\n");
+	expect_line(on, "resuming from out/checkpoint-2\n");
+	expect_line(on, "step 3/5 ");
+}
+END_TEST
+
+/* All steps are done, but the model that they have made cannot be written where it belongs. */
+START_TEST(a_final_model_that_cannot_be_saved_is_an_error)
+{
+	_cleanup_free_ char *first = worker_train("first", "train.max_steps=2", "output.save_steps=2");
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(unlink("out/model.safetensors"), 0);
+	ck_ok(file_mkdirs("out/model.safetensors/full", 0755, &err), &err);
+	worker_config("on", "train.max_steps=4", "output.save_steps=2");
+	worker_fails("on", "model.safetensors");
+	ck_assert(file_exists("out/checkpoint-4"));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("worker resume");
@@ -213,6 +242,8 @@ int main(void)
 	tcase_add_test(t, a_run_may_be_made_longer_and_shorter);
 	tcase_add_test(t, a_run_that_goes_on_otherwise_is_told_so);
 	tcase_add_test(t, what_a_run_cannot_go_on_with);
+	tcase_add_test(t, a_damaged_checkpoint_is_skipped);
+	tcase_add_test(t, a_final_model_that_cannot_be_saved_is_an_error);
 	suite_add_tcase(suite, t);
 	return unit_run(suite);
 }

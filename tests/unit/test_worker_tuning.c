@@ -212,7 +212,7 @@ END_TEST
 START_TEST(the_reference_of_preferences_is_kept)
 {
 	_cleanup_free_ char *first = NULL, *on = NULL, *again = NULL, *other = NULL, *kept = NULL,
-	                    *saved = NULL, *damaged = NULL;
+	                    *saved = NULL, *damaged = NULL, *computed = NULL;
 	const char *values;
 
 	first = worker_train_model("first", "task=dpo", "data.path=pairs.jsonl", ALPACA,
@@ -225,11 +225,18 @@ START_TEST(the_reference_of_preferences_is_kept)
 	kept = worker_read("out/reference.logps");
 	values = strchr(kept, '\n');
 	ck_assert(values && values > kept + 6 && !strncmp(values - 6, " model", 6));
+	ck_assert_int_eq(system("cp -r out copy && rm copy/reference.logps"), 0);
 	on = worker_train_model("on", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
 	                        "train.micro_batch=1", "train.max_steps=4");
 	expect_line(on, "resuming from out/checkpoint-2\n");
 	expect_no_words(on, "reference: ");
 	expect_no_words(on, "warning");
+	/* The numbers are those that would be computed. */
+	computed =
+	    worker_train_model("copy", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                       "train.micro_batch=1", "train.max_steps=4", "output.dir=copy");
+	expect_line(computed, "reference: ");
+	ck_assert_double_eq(loss_of("copy", 3), loss_of("out", 3));
 	/* Computed again where the file is not there, damaged, or of another model. */
 	ck_assert_int_eq(rename("out/reference.logps", "saved"), 0);
 	again = worker_train_model("again", "task=dpo", "data.path=pairs.jsonl", ALPACA,
