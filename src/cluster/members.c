@@ -196,7 +196,7 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 
 		if (hosts_find(hosts, old->name))
 			continue;
-		if (keep && keep(context, old->name) && name_index_add(&index, old->name, n) == 0) {
+		if (keep(context, old->name) && name_index_add(&index, old->name, n) == 0) {
 			old->removed = true;
 			list[n++] = old;
 		} else

@@ -439,6 +439,16 @@ START_TEST(work_of_another_cluster_is_left_alone)
 	bed_pass(b, 2);
 	ck_assert_int_eq(bed_attempt_on(b, "n1", 1), 0);
 	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	/* Nor does a run that waits end for it. */
+	bed_plant(b, "n1", "0123456789abcdef0123456789abcdef", 2);
+	bed_pass(b, 2);
+	run = bed_submit(b, 1, 1);
+	ck_assert_int_eq(run, 2);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	bed_end_ranks(b, "n2", 1, 0);
+	bed_await(b, run, RUN_RUNNING);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 1);
 	bed_free(b);
 }
 END_TEST

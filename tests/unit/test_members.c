@@ -543,6 +543,31 @@ START_TEST(a_controller_that_stood_still_marks_nobody_down)
 }
 END_TEST
 
+/* A check is late where a quarter of the time-out has passed since it was due, and no sooner. */
+START_TEST(a_check_that_is_not_late_counts)
+{
+	static const char text[] = "a slots=1\nb slots=1\n";
+	const double late = _i ? 0.125 : 0;
+	_cleanup_(members_destroyp) struct members *m = NULL;
+	_cleanup_(hosts_freep) struct hosts *hosts = NULL;
+	struct error err = ERROR_INIT;
+	char down[16] = "";
+	double next;
+
+	ck_ok(hosts_parse(text, strlen(text), "hosts", &hosts, &err), &err);
+	ck_ok(members_create(100, &m, &err), &err);
+	ck_ok(members_set_hosts(m, hosts, 29600, 100, keep_none, NULL, &err), &err);
+	next = members_expire(m, "a", 100, 8, on_down, down);
+	ck_assert_double_eq(next, 101);
+	members_expire(m, "a", next + 2 + late, 8, on_down, down);
+	for (double at = 104; at < 108; at++)
+		members_expire(m, "a", at, 8, on_down, down);
+	ck_assert_str_eq(down, "");
+	members_expire(m, "a", 108, 8, on_down, down);
+	ck_assert_str_eq(down, late > 0 ? "" : "b");
+}
+END_TEST
+
 /* When a is down, which is checked eight times a second. Members began at 100. */
 static const struct {
 	double silent_since, hosts_set, late, down;
@@ -672,5 +697,6 @@ int main(void)
 	tcase_add_test(c, a_node_that_was_silent_before_may_report);
 	tcase_add_test(c, a_new_hosts_file_is_no_standstill);
 	tcase_add_test(c, many_nodes_report_less_often);
+	tcase_add_loop_test(c, a_check_that_is_not_late_counts, 0, 2);
 	return unit_run(s);
 }
