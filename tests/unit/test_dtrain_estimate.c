@@ -15,6 +15,10 @@ static void setup(void)
 	static const char config[] =
 	    "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,\"num_hidden_layers\":2,"
 	    "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"vocab_size\":300}";
+	static const char scores[] =
+	    "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":128,\"num_hidden_layers\":2,"
+	    "\"num_attention_heads\":4,\"vocab_size\":300,\"architectures\":["
+	    "\"LlamaForSequenceClassification\"],\"num_labels\":1}";
 	static const char run[] = "task = \"pretrain\"; model = { init = \"model.json\"; };\n"
 	                          "data = { path = \"none.txt\"; max_length = 128; };\n"
 	                          "train = { micro_batch = 2; accumulation = 3; };\n"
@@ -24,6 +28,7 @@ static void setup(void)
 	fixture_setup();
 	ck_assert_int_eq(chdir(fixture_dir()), 0);
 	ck_ok(file_write_atomic("model.json", config, strlen(config), 0644, &err), &err);
+	ck_ok(file_write_atomic("scores.json", scores, strlen(scores), 0644, &err), &err);
 	ck_ok(file_write_atomic("run.conf", run, strlen(run), 0644, &err), &err);
 }
 
@@ -272,6 +277,7 @@ static const struct {
     {"estimate -s model.init=none.json run.conf", "none.json", STATUS_USAGE},
     {"estimate -s train.optimiser=x run.conf", "train.optimiser", STATUS_USAGE},
     {"estimate -d cluster run.conf", "", STATUS_UNREACHABLE},
+    {"estimate -s model.init=scores.json run.conf", "scores.json is a reward model ", STATUS_USAGE},
     {"estimate -s directory=/nowhere run.conf", "/nowhere: No such file or directory\n", STATUS_USAGE},
     {"estimate command.conf", "command.conf: task = \"command\" is not planned: only training is\n",
      STATUS_USAGE},
@@ -633,6 +639,18 @@ START_TEST(what_could_only_fail_is_not_submitted)
 }
 END_TEST
 
+/* No device is asked for: what a model is refused for is for "dtrain check" and the worker to say. */
+START_TEST(a_model_that_is_not_planned_is_submitted)
+{
+	static const struct exchange list[] = {{"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"}};
+	_cleanup_(call_release) struct call call =
+	    fixture_exchange(cmd_submit, "submit -n 1 -s model.init=scores.json run.conf", list, 1);
+
+	ck_assert_str_eq(call.errors, "");
+	ck_assert_int_eq(call.status, 0);
+}
+END_TEST
+
 START_TEST(a_measurement_needs_a_worker)
 {
 	_cleanup_(call_release) struct call call = {0};
@@ -689,6 +707,7 @@ int main(void)
 	tcase_add_test(tc, other_gpus_say_nothing_of_fp8);
 	tcase_add_test(tc, the_largest_device_counts);
 	tcase_add_test(tc, what_could_only_fail_is_not_submitted);
+	tcase_add_test(tc, a_model_that_is_not_planned_is_submitted);
 	tcase_add_test(tc, a_measurement_needs_a_worker);
 	suite_add_tcase(s, tc);
 	return unit_run(s);

@@ -1478,10 +1478,11 @@ START_TEST(a_heartbeat_is_short_where_the_controller_keeps_the_whole_one)
 	beat.sequence = 7;
 	ck_assert(!heartbeat_can_be_short(&s, &beat, 106));
 	answered(&s, 7);
-	ck_assert(!heartbeat_can_be_short(&s, &beat, 106 + 60)); /* the sensors */
+	ck_assert(heartbeat_can_be_short(&s, &beat, 106 + 14.5));
+	ck_assert(!heartbeat_can_be_short(&s, &beat, 106 + 15)); /* the sensors */
 	answered(&s, 7);
 	beat.shutting_down = true;
-	ck_assert(!heartbeat_can_be_short(&s, &beat, 167));
+	ck_assert(!heartbeat_can_be_short(&s, &beat, 122));
 }
 END_TEST
 
