@@ -19,7 +19,8 @@ static struct {
 	int processors; /* of the machine */
 	int64_t memory; /* bytes of the machine */
 	bool gpu;
-	const char *fails; /* what fails */
+	const char *fails;   /* what fails */
+	int allocation_left; /* of this process, until one fails; 0: none does */
 } machine;
 
 struct device {
@@ -41,6 +42,24 @@ long __wrap_sysconf(int name);
 long __wrap_sysconf(int name)
 {
 	return name == _SC_PHYS_PAGES ? machine.memory / __real_sysconf(_SC_PAGESIZE) : __real_sysconf(name);
+}
+
+void *__real_calloc(size_t n, size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_calloc(size_t n, size_t size)
+{
+	if (machine.allocation_left == 0 || --machine.allocation_left > 0)
+		return __real_calloc(n, size);
+	errno = ENOMEM;
+	return NULL;
+}
+
+char *__real_mkdtemp(char *name);
+char *__wrap_mkdtemp(char *name);
+char *__wrap_mkdtemp(char *name)
+{
+	errno = ENOSPC;
+	return str_eq(machine.fails, "directory") ? NULL : __real_mkdtemp(name);
 }
 
 static bool measures(void)
@@ -281,6 +300,7 @@ START_TEST(what_fails_is_an_error)
 	    {"measurement", "error: measurement has failed\n"},
 	    {"link", "error: link has failed\n"},
 	    {"hang", "error: a peer hangs\n"},
+	    {"directory", "error: cannot make a directory in /tmp: No space left on device\n"},
 	    {"other device", "error: a process that loads another processor: other device has failed\n"},
 	};
 
@@ -292,6 +312,14 @@ START_TEST(what_fails_is_an_error)
 		ck_assert_uint_eq(count("/tmp/dtrain-measure-*"), directories);
 	}
 	machine.fails = NULL;
+	/* Of the rates, the processes that load the others, and the rates of the second rank. */
+	for (int n = 1; n <= 3; n++) {
+		machine.allocation_left = n;
+		ck_assert_int_eq(measure("rates"), 1);
+		ck_assert_str_eq(errors, "error: out of memory\n");
+		ck_assert_int_eq(machine.allocation_left, 0);
+		ck_assert_uint_eq(count("/tmp/dtrain-measure-*"), directories);
+	}
 	ck_assert_int_eq(measure("/dev/full"), 1);
 	ck_assert_msg(str_ends(errors, "error: cannot write the rates: No space left on device\n"), "%s",
 	              errors);

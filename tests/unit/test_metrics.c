@@ -331,8 +331,10 @@ START_TEST(what_cannot_be_written_is_named)
 	struct error err = ERROR_INIT;
 	struct metrics *m;
 
-	ck_fails(metrics_open("/nowhere", 0, false, &m, &err), &err, "cannot write /nowhere/metrics.jsonl");
-	ck_fails(metrics_open("/nowhere", 5, false, &m, &err), &err, "cannot write /nowhere/metrics.jsonl");
+	ck_fails(metrics_open("/nowhere", 0, false, &m, &err), &err,
+	         "cannot write /nowhere/metrics.jsonl: No such file or directory");
+	ck_fails(metrics_open("/nowhere", 5, false, &m, &err), &err,
+	         "cannot write /nowhere/metrics.jsonl: No such file or directory");
 	ck_assert_int_eq(mkdir(path, 0700), 0);
 	ck_fails(metrics_open(dir, 0, false, &m, &err), &err, "cannot read ");
 	ck_fails(metrics_open(dir, 5, false, &m, &err), &err, "cannot read ");

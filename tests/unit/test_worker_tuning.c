@@ -258,6 +258,13 @@ START_TEST(the_reference_of_preferences_is_kept)
 		expect_line(damaged, "warning: out has no log-probabilities");
 		ck_assert(same_file("saved", "out/reference.logps"));
 	}
+	/* Where they cannot be kept, nothing is trained. */
+	ck_assert_int_eq(rename("out/reference.logps", "saved"), 0);
+	ck_assert_int_eq(mkdir("out/reference.logps", 0700), 0);
+	ck_assert_int_eq(mkdir("out/reference.logps/full", 0700), 0);
+	worker_config_model("full", "task=dpo", "data.path=pairs.jsonl", ALPACA, "output.save_steps=2",
+	                    "train.micro_batch=1", "train.max_steps=8");
+	worker_fails("full", "reference.logps");
 	other = worker_train_model("other", "task=dpo", "preference.reference=out", "data.path=pairs.jsonl",
 	                           ALPACA, "train.micro_batch=1", "output.dir=other");
 	expect_line(other, "reference: log-probabilities of 6 answers in ");
