@@ -3,14 +3,53 @@
  * stand-in; the process is this program. */
 #include "worker/attention_check.h"
 
+#include <spawn.h>
+#include <time.h>
+
 #include "base/str.h"
+#include "open_fds.h"
 #include "unit.h"
 
-enum { GOOD, DIFFERS, CRASHES, ENDS, SILENT };
+enum { GOOD, DIFFERS, CRASHES, ENDS, SILENT, HANGS };
 
 struct device {
 	int index;
 };
+
+/* ---- what fails ---- */
+
+static bool no_pipe, no_process, late;
+
+int __real_pipe2(int ends[2], int flags);
+int __wrap_pipe2(int ends[2], int flags);
+int __wrap_pipe2(int ends[2], int flags)
+{
+	errno = EMFILE;
+	return no_pipe ? -1 : __real_pipe2(ends, flags);
+}
+
+int __real_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]);
+int __wrap_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]);
+int __wrap_posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
+                       const posix_spawnattr_t *attributes, char *const argv[], char *const envp[])
+{
+	return no_process ? EAGAIN : __real_posix_spawn(pid, path, actions, attributes, argv, envp);
+}
+
+/* Where it is late, an hour passes with each look at the clock. */
+int __real_clock_gettime(clockid_t clock, struct timespec *now);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
+{
+	static time_t passed;
+	int r = __real_clock_gettime(clock, now);
+
+	passed = late ? passed + 3600 : 0;
+	now->tv_sec += passed;
+	return r;
+}
 
 /* ---- in the process ---- */
 
@@ -48,6 +87,9 @@ int device_attention_check(struct device *dev, const struct device_attention_sha
 		_exit(3);
 	case SILENT:
 		_exit(0);
+	case HANGS:
+		pause(); /* until it is killed */
+		break;
 	default:
 		seconds[0] = 0.25;
 		seconds[1] = 1.0 / 3;
@@ -107,6 +149,41 @@ START_TEST(how_it_ends_otherwise)
 }
 END_TEST
 
+START_TEST(a_process_that_cannot_be_had)
+{
+	size_t before = open_fds_count();
+	struct error err = ERROR_INIT;
+	double seconds[2];
+
+	no_pipe = true;
+	ck_assert_int_eq(check(3, GOOD, seconds, &err), -EMFILE);
+	ck_assert_str_eq(err.message, "cannot make a pipe: Too many open files");
+	no_pipe = false;
+	no_process = true;
+	ck_assert_int_eq(check(3, GOOD, seconds, &err), -EAGAIN);
+	ck_assert_str_eq(err.message, "cannot start /proc/self/exe: Resource temporarily unavailable");
+	no_process = false;
+	ck_ok(check(3, GOOD, seconds, &err), &err);
+	ck_assert_uint_eq(open_fds_count(), before);
+}
+END_TEST
+
+/* It is ended. */
+START_TEST(a_process_that_hangs)
+{
+	size_t before = open_fds_count();
+	struct error err = ERROR_INIT;
+	double seconds[2];
+
+	late = true;
+	ck_assert_int_eq(check(3, HANGS, seconds, &err), -ETIMEDOUT);
+	late = false;
+	ck_assert_msg(str_starts(err.message, "it has not ended within "), "%s", err.message);
+	ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
+	ck_assert_uint_eq(open_fds_count(), before);
+}
+END_TEST
+
 START_TEST(nine_numbers_are_needed)
 {
 	char *numbers[] = {(char *)"1", (char *)"2"};
@@ -127,6 +204,8 @@ int main(int argc, char **argv)
 	tcase_add_test(t, the_times_come_back);
 	tcase_add_test(t, how_it_ends_otherwise);
 	tcase_add_test(t, nine_numbers_are_needed);
+	tcase_add_test(t, a_process_that_cannot_be_had);
+	tcase_add_test(t, a_process_that_hangs);
 	suite_add_tcase(suite, t);
 	return unit_run(suite);
 }

@@ -309,6 +309,23 @@ START_TEST(what_dtrain_sets_is_nobody_elses)
 }
 END_TEST
 
+START_TEST(a_directory_that_is_gone_has_no_run)
+{
+	char *argv[] = {(char *)"true", NULL};
+	_cleanup_json_ json_t *run = NULL;
+	_cleanup_free_ char *gone = str_path_join(dir, "gone");
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(mkdir(gone, 0700), 0);
+	ck_assert_int_eq(chdir(gone), 0);
+	ck_assert_int_eq(rmdir(gone), 0);
+	ck_assert_int_eq(run_request_command(argv, NULL, NULL, &run, &err), -ENOENT);
+	ck_assert_str_eq(err.message, "the current directory: No such file or directory");
+	ck_assert_ptr_null(run);
+	ck_assert_int_eq(chdir("/"), 0);
+}
+END_TEST
+
 static int request_file(void *options, struct error *err)
 {
 	_cleanup_json_ json_t *run = NULL;
@@ -378,6 +395,7 @@ int main(void)
 	tcase_add_test(t, what_is_not_utf8_is_left_out_with_a_warning);
 	tcase_add_loop_test(t, a_run_file_is_utf8, 0, ARRAY_SIZE(not_utf8));
 	tcase_add_test(t, what_dtrain_sets_is_nobody_elses);
+	tcase_add_test(t, a_directory_that_is_gone_has_no_run);
 	tcase_add_test(t, without_memory_there_is_no_request);
 	suite_add_tcase(s, t);
 	return unit_run(s);

@@ -616,6 +616,29 @@ START_TEST(a_lease_without_a_boot_is_of_another)
 }
 END_TEST
 
+/* What is added after a failure is not added, and there is no text. */
+START_TEST(a_text_without_memory_is_none)
+{
+	struct strbuf b = {0}, f = {0};
+
+	strbuf_adds(&b, "begin");
+	memory_left = 1;
+	for (int i = 0; i < 100; i++)
+		strbuf_addc(&b, 'x');
+	ck_assert_int_eq(memory_left, 0);
+	ck_assert(b.failed);
+	ck_assert_uint_lt(b.len, 100);
+	strbuf_addf(&b, "%d", 1);
+	ck_assert_ptr_null(strbuf_steal(&b));
+	memory_left = 1;
+	strbuf_addf(&f, "%d", 1);
+	memory_left = 0;
+	ck_assert(f.failed);
+	ck_assert_ptr_null(f.data);
+	strbuf_free(&f);
+}
+END_TEST
+
 /* ---- JSON ---- */
 
 START_TEST(a_json_file_is_read_or_named)
@@ -749,6 +772,7 @@ int main(void)
 	tcase_add_loop_test(t, what_is_too_deep_and_cannot_be_moved_stays, 0, 4);
 	tcase_add_loop_test(t, an_owner_removes_closed_directories, 0, 2);
 	tcase_add_test(t, what_a_link_names_is_not_touched);
+	tcase_add_test(t, a_text_without_memory_is_none);
 	tcase_add_test(t, without_random_bytes_there_is_no_name);
 	tcase_add_test(t, a_lease_without_a_boot_is_of_another);
 	tcase_add_test(t, a_json_file_is_read_or_named);

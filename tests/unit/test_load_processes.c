@@ -12,6 +12,25 @@
 
 #include "worker/load_processes.h"
 
+/* Of both kinds of call, so many succeed, and one fails. */
+static int pipes_left = -1, forks_left = -1;
+
+int __real_pipe(int ends[2]);
+int __wrap_pipe(int ends[2]);
+int __wrap_pipe(int ends[2])
+{
+	errno = EMFILE;
+	return pipes_left >= 0 && pipes_left-- == 0 ? -1 : __real_pipe(ends);
+}
+
+pid_t __real_fork(void);
+pid_t __wrap_fork(void);
+pid_t __wrap_fork(void)
+{
+	errno = EAGAIN;
+	return forks_left >= 0 && forks_left-- == 0 ? -1 : __real_fork();
+}
+
 static int lasts(int ready, struct error *err)
 {
 	load_ready(ready);
@@ -116,6 +135,41 @@ START_TEST(they_last_until_they_are_ended)
 }
 END_TEST
 
+/* What there is by then is ended. */
+START_TEST(where_one_cannot_be_started_there_is_none)
+{
+	int before = open_files();
+
+	/* The pipe that starts them, and one of each. */
+	for (int n = 0; n < 4; n++) {
+		struct error err = ERROR_INIT;
+		struct load_processes l;
+
+		pipes_left = n;
+		ck_assert_int_eq(load_processes_create(&l, 3, lasts, &err), -EMFILE);
+		ck_assert_str_eq(err.message, "cannot make a pipe: Too many open files");
+		ck_assert_int_eq(l.n, n > 0 ? n - 1 : 0);
+		load_processes_end(&l);
+		ck_assert_int_eq(open_files(), before);
+		ck_assert_int_eq(waitpid(-1, NULL, 0), -1);
+	}
+	pipes_left = -1;
+	for (int n = 0; n < 3; n++) {
+		struct error err = ERROR_INIT;
+		struct load_processes l;
+
+		forks_left = n;
+		ck_assert_int_eq(load_processes_create(&l, 3, lasts, &err), -EAGAIN);
+		ck_assert_str_eq(err.message, "cannot fork: Resource temporarily unavailable");
+		ck_assert_int_eq(l.n, n);
+		load_processes_end(&l);
+		ck_assert_int_eq(open_files(), before);
+		ck_assert_int_eq(waitpid(-1, NULL, 0), -1);
+	}
+	forks_left = -1;
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("load_processes");
@@ -125,6 +179,7 @@ int main(void)
 	tcase_add_test(tc, one_that_ends_is_noticed);
 	tcase_add_test(tc, nothing_stays_open);
 	tcase_add_test(tc, they_last_until_they_are_ended);
+	tcase_add_test(tc, where_one_cannot_be_started_there_is_none);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
 }

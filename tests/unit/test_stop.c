@@ -54,6 +54,26 @@ static void terminate_later(void)
 	_exit(3);
 }
 
+/* One that comes just before it is to end the process at once. */
+static void was_deferred(void)
+{
+	stop_defer(true);
+	raise(SIGTERM);
+	stop_defer(false);
+	_exit(3);
+}
+
+/* The log is full: the exit status alone says it. */
+static void terminate_without_output(void)
+{
+	int full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+
+	if (full < 0 || dup2(full, STDOUT_FILENO) < 0)
+		_exit(1);
+	raise(SIGTERM);
+	_exit(3);
+}
+
 static void defer_no_more(void)
 {
 	stop_defer(true);
@@ -83,6 +103,10 @@ START_TEST(a_signal_ends_or_waits)
 	ck_assert_int_eq(status_of(terminate, text), 128 + SIGTERM);
 	ck_assert_str_eq(text, "stopped before the first step\n");
 	ck_assert_int_eq(status_of(terminate_later, text), 128 + SIGINT);
+	ck_assert_str_eq(text, "");
+	ck_assert_int_eq(status_of(was_deferred, text), 128 + SIGTERM);
+	ck_assert_str_eq(text, "");
+	ck_assert_int_eq(status_of(terminate_without_output, text), 128 + SIGTERM);
 	ck_assert_str_eq(text, "");
 	ck_assert_int_eq(status_of(defer_no_more, text), 128 + SIGTERM);
 	ck_assert_str_eq(text, "stopped before the first step\n");

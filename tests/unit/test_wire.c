@@ -21,6 +21,7 @@
 #include "wire/run_view.h"
 #include "wire/service_files.h"
 #include "wire/start_request.h"
+#include "wire/submission_key.h"
 #include "wire/worker_event.h"
 
 #include "failing_memory.h"
@@ -1486,6 +1487,24 @@ START_TEST(a_heartbeat_is_short_where_the_controller_keeps_the_whole_one)
 }
 END_TEST
 
+START_TEST(a_key_of_a_submission_is_short_and_plain)
+{
+	char key[SUBMISSION_KEY_MAX + 2];
+
+	memset(key, 'k', sizeof(key));
+	key[SUBMISSION_KEY_MAX + 1] = '\0';
+	ck_assert(!submission_key_is_valid(key));
+	key[SUBMISSION_KEY_MAX] = '\0';
+	ck_assert(submission_key_is_valid(key));
+	ck_assert(submission_key_is_valid("azAZ09-_"));
+	ck_assert(submission_key_is_valid("a"));
+	ck_assert(!submission_key_is_valid(""));
+	ck_assert(!submission_key_is_valid("a b"));
+	ck_assert(!submission_key_is_valid("a\r"));
+	ck_assert(!submission_key_is_valid("\xc3\xa9"));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("wire");
@@ -1530,6 +1549,7 @@ int main(void)
 	tcase_add_test(tc, a_list_of_runs_as_text);
 	tcase_add_test(tc, error_files_of_any_program_are_read);
 	tcase_add_test(tc, errors_are_read_from_any_answer);
+	tcase_add_test(tc, a_key_of_a_submission_is_short_and_plain);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

@@ -83,6 +83,36 @@ START_TEST(a_text_is_printed_as_it_comes)
 }
 END_TEST
 
+/* Whoever reads the text does not get it: that is an error, also where nothing is left to be written. */
+START_TEST(a_text_that_cannot_be_printed_is_an_error)
+{
+	worker_file("prompts.txt", "uvwx\n");
+	generate_config("prompt", "generate.prompt=abc");
+	generate_config("file", "generate.prompts=prompts.txt");
+	for (int i = 0; i < 2; i++) {
+		_cleanup_free_ char *errors = NULL;
+		int status;
+		pid_t pid;
+
+		fflush(NULL);
+		pid = fork();
+		if (pid == 0) {
+			int full = open("/dev/full", O_WRONLY | O_CLOEXEC),
+			    told = open("told", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+
+			setenv("DTRAIN_CONFIG", i ? "file.json" : "prompt.json", 1);
+			dup2(full, STDOUT_FILENO);
+			dup2(told, STDERR_FILENO);
+			_exit(worker_main());
+		}
+		ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+		ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+		errors = worker_read("told");
+		expect_words(errors, "cannot write to stdout: No space left on device");
+	}
+}
+END_TEST
+
 /* Lines of a file of prompts, which are answered in their order, however many at once. */
 START_TEST(prompts_of_a_file_go_on)
 {
@@ -304,6 +334,7 @@ int main(void)
 	tcase_add_test(t, an_adapter_is_merged);
 	tcase_add_test(t, what_cannot_be_generated);
 	tcase_add_test(t, an_empty_prompt_begins_a_document);
+	tcase_add_test(t, a_text_that_cannot_be_printed_is_an_error);
 	suite_add_tcase(suite, t);
 	return unit_run(suite);
 }

@@ -343,7 +343,7 @@ END_TEST
 
 START_TEST(precisions)
 {
-	_cleanup_free_ char *half = NULL, *eight = NULL, *bf16 = NULL;
+	_cleanup_free_ char *half = NULL, *eight = NULL, *bf16 = NULL, *small = NULL, *on = NULL;
 	_cleanup_json_ json_t *config = NULL, *state = NULL, *steps = NULL;
 
 	half = worker_train("half", "train.precision=fp16", "output.save_steps=2");
@@ -361,6 +361,15 @@ START_TEST(precisions)
 	json_decref(steal_pointer(state));
 	state = worker_json("eight/checkpoint-2/dtrain/state.json");
 	ck_assert_str_eq(json_get_string(state, "precision", ""), "fp8");
+	/* A run that goes on has the precision of its checkpoint, and the factor that it had then. */
+	small = worker_train("small", "train.precision=fp16", "train.loss_scale_power=10", "output.dir=small",
+	                     "output.save_steps=2");
+	expect_words(small, " scale 1024 skipped 0 ");
+	on = worker_train("on", "train.precision=auto", "output.dir=small", "output.save_steps=2",
+	                  "train.max_steps=4");
+	expect_line(on, "precision: fp16 (auto: as the checkpoint)\n");
+	expect_words(on, " scale 1024 skipped 0 ");
+	expect_no_words(on, " scale 65536 ");
 	bf16 = worker_train("bf16", "train.precision=bf16", "train.master=none", "train.gradient_type=bf16",
 	                    "output.dir=bf16", "output.save_steps=2");
 	expect_no_words(bf16, "fp8");
