@@ -37,6 +37,8 @@ static const struct {
     {{{CAUSE_PEER, 10.0, 0}, {CAUSE_EXIT, 10.4, 0}}, 2, 1},
     {{{CAUSE_PEER, 10.0, 0}, {CAUSE_SIGNAL, 10.2, 0}, {CAUSE_NODE, 10.4, 0}}, 3, 2},
     /* What came long after is a consequence; how long depends on the clocks. */
+    {{{CAUSE_EXIT, 10, 0}, {CAUSE_SIGNAL, 15, 0}}, 2, 1},
+    {{{CAUSE_EXIT, 10, 0}, {CAUSE_SIGNAL, 15.125, 0}}, 2, 0},
     {{{CAUSE_EXIT, 10, 0}, {CAUSE_SIGNAL, 16, 0}}, 2, 0},
     {{{CAUSE_EXIT, 10, 0.5}, {CAUSE_SIGNAL, 16, 0.6}}, 2, 1},
     /* But a consequence itself is never the first cause where there is another. */

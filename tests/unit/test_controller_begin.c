@@ -351,6 +351,28 @@ static void submit_small(struct bed *b, struct answer *a, double limit)
 	ck_assert_int_eq(a->count, 1);
 }
 
+/* As where the store is of another version. */
+START_TEST(a_run_that_is_not_understood_is_not_started)
+{
+	struct error err = ERROR_INIT;
+	struct submission *s;
+	struct answer a = {0};
+	struct bed b;
+
+	bed_start(&b);
+	ck_ok(controller_submit(b.controller, make_run(NULL), "{\"task\":\"dance\"}", on_submitted, &a, &s,
+	                        &err),
+	      &err);
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(a.count, 1);
+	ck_assert_str_eq(b.starts, "");
+	ck_assert_int_eq(state_of(&b, a.id), RUN_FAILED);
+	ck_assert_uint_eq(controller_active_count(b.controller), 0);
+	bed_end(&b);
+}
+END_TEST
+
 /* A timer is set for the first of several runs, whichever came first, and then for the next one. */
 START_TEST(the_timer_of_limits_is_that_of_the_first_run)
 {
@@ -509,6 +531,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_waiter_may_go, 0, 4);
 	tcase_add_test(tc, devices_that_change_are_looked_at);
 	tcase_add_test(tc, a_drain_of_a_failed_commit_does_not_replace_a_newer_one);
+	tcase_add_test(tc, a_run_that_is_not_understood_is_not_started);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
 }

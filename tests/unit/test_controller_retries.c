@@ -722,6 +722,27 @@ START_TEST(an_attempt_that_a_restored_store_does_not_know_is_left_alone)
 }
 END_TEST
 
+/* The attempt has failed before that, but its end takes so long that no time is left for another one. */
+START_TEST(no_attempt_follows_where_the_time_is_over)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = bed_submit_resources(b, "\"nodes\":2,\"time_limit\":\"1m\",\"max_restarts\":3");
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_pass(b, 50);
+	bed_lose_stops(b, "n2", true);
+	bed_end_ranks(b, "n1", run, 1);
+	bed_pass(b, 20);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_STOPPING);
+	bed_lose_stops(b, "n2", false);
+	bed_await(b, run, RUN_TIMED_OUT);
+	ck_assert_int_eq(bed_run(b, run)->attempt, 1);
+	ck_assert_str_eq(bed_run(b, run)->reason,
+	                 "its time limit of 1m00s was reached (resources.time_limit)");
+	bed_free(b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("retries");
@@ -760,6 +781,7 @@ int main(void)
 	tcase_add_test(tc, a_lost_node_that_was_removed_ends_the_wait);
 	tcase_add_test(tc, a_lost_node_outside_of_the_hosts_file_is_fenced);
 	tcase_add_test(tc, an_attempt_that_a_restored_store_does_not_know_is_left_alone);
+	tcase_add_test(tc, no_attempt_follows_where_the_time_is_over);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
