@@ -65,6 +65,10 @@ START_TEST(all_of_an_attempt_is_kept)
 	_cleanup_json_ json_t *record = NULL, *again = NULL;
 	struct error err = ERROR_INIT;
 
+	record = json_object();
+	json_decref(record);
+	ck_assert_int_eq(run_under_way(r, &record), 0);
+	ck_assert_ptr_null(record); /* whatever it was */
 	fixture_place(r);
 	fill(r);
 	ck_assert_int_eq(run_under_way(r, &record), 0);

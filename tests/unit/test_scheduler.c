@@ -457,6 +457,7 @@ START_TEST(what_is_kept_goes_to_the_first_run_of_a_user)
 	    {.id = 2, .user = &user, .nodes = 2, .per_node = 1, .working = 2},
 	    {.id = 3, .user = &user, .nodes = 1, .per_node = 1, .working = 1},
 	    {.id = 4, .nodes = 2, .per_node = 1, .working = 2, .held = &held, .held_count = 1},
+	    {.id = 5, .nodes = 1, .per_node = 1, .working = 1}, /* asks for the same as run 1 */
 	};
 	struct error err = ERROR_INIT;
 
@@ -470,7 +471,7 @@ START_TEST(what_is_kept_goes_to_the_first_run_of_a_user)
 	ck_assert_str_eq(queue[2].reason,
 	                 "waits behind run 2 of the same user, whose runs have 1 of 2 slots (user_slots of "
 	                 "dtraind.conf)");
-	ck_assert(!queue[1].placed && !queue[2].placed && !queue[3].placed);
+	ck_assert(!queue[1].placed && !queue[2].placed && !queue[3].placed && !queue[4].placed);
 	ck_assert(taken[0] && taken[1]);
 	free(queue[0].chosen);
 	free(queue[0].slots);
