@@ -610,6 +610,20 @@ START_TEST(the_client_does_not_load_gnutls)
 }
 END_TEST
 
+/* The exit status of a program of the build, and what it prints. */
+static int execute(const char *line, char text[4096])
+{
+	_cleanup_free_ char *command = str_printf("exec %s/%s", BUILDDIR, line);
+	FILE *pipe = popen(command, "re");
+	int status;
+
+	ck_assert_ptr_nonnull(pipe);
+	text[fread(text, 1, 4095, pipe)] = '\0';
+	status = pclose(pipe);
+	ck_assert(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
 /* What dtrain-keygen prints of what it has made; days, and the name of a node. */
 START_TEST(what_was_made_is_named)
 {
@@ -633,15 +647,12 @@ START_TEST(what_was_made_is_named)
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		_cleanup_free_ char *line =
-		    str_printf("exec %s/dtrain-keygen make %s/ca %s 2>&1", BUILDDIR, dir, cases[i].arguments);
-		FILE *pipe = popen(line, "re");
+		    str_printf("dtrain-keygen make %s/ca %s 2>&1", dir, cases[i].arguments);
 		char text[4096];
-		size_t n = fread(text, 1, sizeof(text) - 1, pipe);
-		int status = pclose(pipe);
+		int status = execute(line, text);
 
-		text[n] = '\0';
 		ck_assert_str_eq(text, cases[i].want);
-		ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == cases[i].status);
+		ck_assert_int_eq(status, cases[i].status);
 	}
 }
 END_TEST
@@ -676,20 +687,12 @@ START_TEST(the_program_finds_its_command)
 
 	setenv("DTRAIN_SOCKET", "/x/w", 1);
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-		_cleanup_free_ char *line =
-		    str_printf("exec %s/dtrain %s 2>&1", BUILDDIR, cases[i].arguments);
+		_cleanup_free_ char *line = str_printf("dtrain %s 2>&1", cases[i].arguments);
 		char text[4096];
-		FILE *pipe = popen(line, "re");
-		size_t n;
-		int status;
+		int status = execute(line, text);
 
-		ck_assert_ptr_nonnull(pipe);
-		n = fread(text, 1, sizeof(text) - 1, pipe);
-		text[n] = '\0';
-		status = pclose(pipe);
-		ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == cases[i].status,
-		              "dtrain %s: status %d, expected %d: %s", cases[i].arguments,
-		              WEXITSTATUS(status), cases[i].status, text);
+		ck_assert_msg(status == cases[i].status, "dtrain %s: status %d, expected %d: %s",
+		              cases[i].arguments, status, cases[i].status, text);
 		ck_assert_msg(str_starts(text, cases[i].begin), "dtrain %s: %s", cases[i].arguments, text);
 	}
 }
@@ -704,19 +707,13 @@ START_TEST(a_number_that_cannot_be_written_is_an_error)
 	};
 	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
 	_cleanup_free_ char *line =
-	    str_printf("exec %s/dtrain --socket %s submit --quiet -- true 2>&1 >/dev/full", BUILDDIR, path);
-	FILE *pipe = popen(line, "re");
+	    str_printf("dtrain --socket %s submit --quiet -- true 2>&1 >/dev/full", path);
 	char text[4096];
-	size_t n;
-	int status;
+	int status = execute(line, text);
 
-	ck_assert_ptr_nonnull(pipe);
-	n = fread(text, 1, sizeof(text) - 1, pipe);
-	text[n] = '\0';
-	status = pclose(pipe);
 	fake_service_stop(fake);
 	ck_assert_str_eq(text, "dtrain: cannot write the output\n");
-	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_FAILURE);
+	ck_assert_int_eq(status, EXIT_FAILURE);
 }
 END_TEST
 

@@ -9,11 +9,10 @@
 #include "engine/checkpoint/tfevents.h"
 #include "failing_memory.h"
 #include "http/local.h"
+#include "text_files.h"
 #include "worker/metrics.h"
 #include "worker/prompts.h"
 #include "worker/service_client.h"
-
-static char *dir;
 
 static void setup(void)
 {
@@ -24,15 +23,6 @@ static void teardown(void)
 {
 	file_remove_tree(dir, NULL);
 	free(dir);
-}
-
-static char *put_file(const char *name, const char *text)
-{
-	char *path = str_path_join(dir, name);
-	struct error err = ERROR_INIT;
-
-	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
-	return path;
 }
 
 /* ---- prompts ---- */
@@ -49,9 +39,10 @@ static int read_prompts(void *path, struct error *err)
 
 START_TEST(without_memory_there_are_no_prompts)
 {
-	_cleanup_free_ char *text = put_file("a.txt", "one\n\ntwo\n"),
-	                    *json = put_file("a.jsonl", "{\"prompt\":\"one\"}\n{\"prompt\":\"two\"}\n");
+	_cleanup_free_ char *text = in_dir("a.txt"), *json = in_dir("a.jsonl");
 
+	write_text("a.txt", "one\n\ntwo\n", 0644);
+	write_text("a.jsonl", "{\"prompt\":\"one\"}\n{\"prompt\":\"two\"}\n", 0644);
 	memory_runs_out(read_prompts, text);
 	memory_runs_out(read_prompts, json);
 }
@@ -87,8 +78,8 @@ static void leave_metrics(void)
 	memory_left = 0;
 	ck_ok(file_remove_tree(dir, &err), &err);
 	ck_ok(file_mkdirs(dir, 0755, &err), &err);
-	free(put_file("metrics.jsonl", "{\"step\":5,\"loss\":1.5}\n"));
-	free(put_file("metrics.jsonl.1", "{\"step\":4,\"loss\":2.5}\n"));
+	write_text("metrics.jsonl", "{\"step\":5,\"loss\":1.5}\n", 0644);
+	write_text("metrics.jsonl.1", "{\"step\":4,\"loss\":2.5}\n", 0644);
 	memory_left = left;
 }
 
@@ -135,7 +126,7 @@ END_TEST
 
 START_TEST(a_full_disk_is_noticed_at_each_write)
 {
-	_cleanup_free_ char *path = str_path_join(dir, "metrics.jsonl"), *runs = str_path_join(dir, "runs");
+	_cleanup_free_ char *path = in_dir("metrics.jsonl"), *runs = in_dir("runs");
 	int resumed = 5, named = 0;
 
 	for (int n = 1;; n++) {
