@@ -231,6 +231,7 @@ static const struct {
     {"command = [\"true\"]; environment = [\"A=\\xff\"];", NULL, "environment: A: not valid UTF-8"},
     {"command = [\"\"];", NULL, "command: missing; name the program to run"},
     {"command = [\"true\"];", "data.columns=[1]", "data.columns: "},
+    {"command = [\"true\"]; data = { columns = { prompt = 1; }; };", NULL, "data.columns: not all strings; "},
     {"command = [\"true\"];", "data.columns=x", "data.columns: "},
     {PRECISION("fp16", "hysteresis = 0;"), NULL, "train.hysteresis: 0 is out of range"},
     {PRECISION("fp32", "gradient_type = \"bf16\";"), NULL,

@@ -3,7 +3,9 @@
 #include "dtrain_fixture.h"
 
 #include <dirent.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -554,6 +556,30 @@ START_TEST(a_backup_is_whole_or_none)
 }
 END_TEST
 
+/* The copy of before stays. */
+START_TEST(a_backup_that_cannot_be_written_is_none)
+{
+	const struct rlimit most = {4096, 4096};
+	_cleanup_free_ char *path = str_printf("%s/copy.db", fixture_dir()), *text = NULL,
+	                    *line = str_printf("backup %s", path);
+	char large[6000];
+	const struct exchange list[] = {{"GET /v1/backup ", large}};
+	_cleanup_(call_release) struct call call = {0};
+	struct error err = ERROR_INIT;
+
+	memset(large, 'x', sizeof(large) - 1);
+	large[sizeof(large) - 1] = '\0';
+	ck_ok(file_write_atomic(path, "before", 6, 0600, &err), &err);
+	signal(SIGXFSZ, SIG_IGN);
+	ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &most), 0);
+	call = fixture_exchange(cmd_backup, line, list, 1);
+	ck_assert_int_eq(call.status, EXIT_FAILURE);
+	ck_assert_msg(strstr(call.errors, "File too large") != NULL, "%s", call.errors);
+	ck_ok(file_read(path, 0, &text, NULL, &err), &err);
+	ck_assert_str_eq(text, "before");
+}
+END_TEST
+
 #define PRUNED                                                                                               \
 	"{\"runs\":[{\"run\":3,\"bytes\":1048576,\"changed\":1700000000},{\"run\":5,\"bytes\":1024,"         \
 	"\"changed\":"                                                                                       \
@@ -670,6 +696,7 @@ int main(void)
 	tcase_add_test(tc, several_are_ended);
 	tcase_add_test(tc, one_that_is_not_cancelled_is_not_awaited);
 	tcase_add_test(tc, a_backup_is_whole_or_none);
+	tcase_add_test(tc, a_backup_that_cannot_be_written_is_none);
 	tcase_add_test(tc, an_interrupt_ends_the_watching_alone);
 	tcase_add_test(tc, an_interrupt_cancels_a_generation);
 	tcase_add_test(tc, what_is_pruned_is_listed);

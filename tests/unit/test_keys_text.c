@@ -128,7 +128,7 @@ START_TEST(lines_have_their_place)
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "inner"),
 	                    *text = str_printf("a = 1;\n@include \"%s\"\nb = 2;\n", path);
 	_cleanup_strbuf_ struct strbuf many = {0};
-	struct keys_text t = {0}, large = {0};
+	struct keys_text t = {0}, large = {0}, first = {0};
 	struct error err = ERROR_INIT;
 	char got[512], want[512];
 
@@ -143,6 +143,12 @@ START_TEST(lines_have_their_place)
 	ck_assert_str_eq(keys_text_where(&t, 5, got, sizeof(got)), "f:3");
 	ck_assert_str_eq(keys_text_where(&t, 0, got, sizeof(got)), "f:1");
 	ck_assert_str_eq(keys_text_where(&t, 99, got, sizeof(got)), "f:4");
+	/* At the begin of a text, whatever stands before it in memory. */
+	free(text);
+	text = str_printf("x@include \"%s\"", path);
+	ck_ok(keys_text_read(&first, text + 1, "f", &err), &err);
+	ck_assert_str_eq(first.text.data, "x = 1;\ny = 2;\n");
+	keys_text_release(&first);
 	for (int i = 0; i < 1000; i++)
 		strbuf_adds(&many, "\n");
 	ck_ok(keys_text_read(&large, many.data, "g", &err), &err);
