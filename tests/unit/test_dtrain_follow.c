@@ -206,7 +206,8 @@ START_TEST(generate_names_the_cause)
 	_cleanup_free_ char *no_log = fixture_refusal(404, "no-such-log", "no log of run 17, rank 0");
 	const struct exchange list[] = {
 	    POSTED,
-	    {CHANGE(0),
+	    {CHANGE(0), "{" RUN ",\"state\":\"starting\",\"version\":2,\"attempt\":1}"},
+	    {CHANGE(2),
 	     "{" RUN ",\"state\":\"failed\",\"version\":7,\"attempt\":1,\"exit_status\":1,"
 	     "\"reason\":\"rank 0 on n1: exit status 1\",\"detail\":\"/m: no config.json\"," ONE_RANK "}"},
 	    {LOG(1), no_log},

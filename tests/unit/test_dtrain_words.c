@@ -20,6 +20,7 @@ static const struct {
     {cmd_logs, "logs 1 --socket", "dtrain: logs: --socket needs a value: PATH\n"},
     {cmd_submit, "submit --wait=3 x", "dtrain: submit: --wait takes no value\n"},
     {cmd_runs, "runs --s", "dtrain: runs: --s is the begin of several options\n"},
+    {cmd_nodes, "nodes --qqqq", "dtrain: nodes: unknown option --qqqq\n"}, /* nothing in common with any */
     {cmd_nodes, "nodes --jsno", "dtrain: nodes: unknown option --jsno; did you mean --json?\n"},
     {cmd_tokenizer, "tokenizer trian", "dtrain: tokenizer: there is no \"trian\"; did you mean train?\n"},
     {cmd_tokenizer, "tokenizer encode --jsn x",
