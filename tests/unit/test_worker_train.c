@@ -331,6 +331,22 @@ START_TEST(warnings_of_a_run)
 }
 END_TEST
 
+/* Of a model whose files do not belong together nothing is trained. */
+START_TEST(weights_have_the_shapes_of_their_model)
+{
+	_cleanup_free_ char *model = worker_train("model", "output.dir=model", "train.max_steps=1"),
+	                    *text = NULL;
+	_cleanup_json_ json_t *config = worker_json("model/config.json");
+	json_int_t size = json_integer_value(json_object_get(config, "intermediate_size"));
+
+	json_object_set_new(config, "intermediate_size", json_integer(size / 2));
+	text = json_dumps(config, 0);
+	worker_file("model/config.json", text);
+	worker_config_model("other", "output.dir=other");
+	worker_fails("other", "model.layers.0.mlp.");
+}
+END_TEST
+
 /* A part, and a number, of the examples. */
 START_TEST(what_is_held_out_is_counted)
 {
@@ -411,6 +427,7 @@ int main(void)
 	tcase_add_test(t, fewer_nodes_make_more_micro_steps);
 	tcase_add_test(t, warnings_of_a_run);
 	tcase_add_test(t, what_is_held_out_is_counted);
+	tcase_add_test(t, weights_have_the_shapes_of_their_model);
 	tcase_add_test(t, precisions);
 	tcase_add_test(t, an_optimizer_state_may_be_offloaded);
 	suite_add_tcase(suite, t);
