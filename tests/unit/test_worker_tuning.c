@@ -359,6 +359,10 @@ START_TEST(a_reward_model_gets_a_head)
 	expect_line(adapter,
 	            "warning: model/config.json has no pad_token_id, and an adapter saves none: set "
 	            "model.config.pad_token_id = 0 where transformers loads this adapter with its base\n");
+	/* Only a reward model needs to know. */
+	free(steal_pointer(adapter));
+	adapter = worker_train_model("text", "lora.rank=4", "output.dir=text");
+	expect_no_words(adapter, "pad_token_id");
 	/* A model that is trained whole has it saved, and no warning. */
 	worker_config_model("saved", "task=reward", "data.path=pairs.jsonl", ALPACA, "output.dir=saved");
 	free(steal_pointer(whole));
