@@ -86,8 +86,11 @@ static int load_one(void *context, struct run *r, struct error *err)
 		code = run_set_request(run, config, err);
 	if (code == 0 && run->state != RUN_QUEUED)
 		code = run_recover(run, controller_time(c), err);
+	if (code == -ENOMEM)
+		return code;
 	if (code < 0) {
-		/* One run that cannot be read is no reason not to serve the others. */
+		/* One run that cannot be read is no reason not to serve the others. But without memory it is
+		 * this controller that fails, not the run. */
 		log_err("run %lld: %s", (long long)run->id, err->message);
 		return 0;
 	}

@@ -510,6 +510,28 @@ START_TEST(a_drain_of_a_failed_commit_does_not_replace_a_newer_one)
 }
 END_TEST
 
+static void note_commit(void *context, const struct error *err)
+{
+	*(int *)context = err ? err->code : 0;
+}
+
+/* Also where nothing has changed: what was changed before may be in a commit that has not ended. */
+START_TEST(who_waits_for_a_commit_has_one)
+{
+	struct bed b;
+	int begun, result = 1;
+
+	bed_start(&b);
+	begun = held_store_begun(b.held);
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, note_commit, &result));
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(held_store_begun(b.held), begun + 1);
+	ck_assert_int_eq(result, 0);
+	bed_end(&b);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("controller begin");
@@ -532,6 +554,7 @@ int main(void)
 	tcase_add_test(tc, devices_that_change_are_looked_at);
 	tcase_add_test(tc, a_drain_of_a_failed_commit_does_not_replace_a_newer_one);
 	tcase_add_test(tc, a_run_that_is_not_understood_is_not_started);
+	tcase_add_test(tc, who_waits_for_a_commit_has_one);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
 }
