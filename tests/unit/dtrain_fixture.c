@@ -57,6 +57,12 @@ static int split(char *copy, char **argv)
 	return argc;
 }
 
+/* Owned by the caller. */
+static char *whole_answer(const char *answer)
+{
+	return str_starts(answer, "HTTP/") ? strdup(answer) : fixture_answer(answer);
+}
+
 /* The output on a terminal whose other end is closed. */
 static char *read_terminal(int master)
 {
@@ -110,7 +116,7 @@ struct call fixture_interrupt(command_fn command, const char *line, const struct
 	char byte;
 
 	for (size_t i = 0; i < count; i++) {
-		answers[i] = *list[i].answer ? fixture_answer(list[i].answer) : strdup("");
+		answers[i] = *list[i].answer ? whole_answer(list[i].answer) : strdup("");
 		steps[i] =
 		    (struct fake_step){list[i].request, NULL, answers[i], i + 1 == before ? FAKE_HOLD : 0};
 	}
@@ -216,8 +222,7 @@ static struct call serve_call(struct call (*make_call)(command_fn command, const
 
 	ck_assert_uint_le(count, ARRAY_SIZE(steps));
 	for (size_t i = 0; i < count; i++) {
-		answers[i] = str_starts(list[i].answer, "HTTP/") ? strdup(list[i].answer)
-		                                                 : fixture_answer(list[i].answer);
+		answers[i] = whole_answer(list[i].answer);
 		steps[i] = (struct fake_step){list[i].request, NULL, answers[i], 0};
 	}
 	fake = fake_service_start(path, steps, count);

@@ -333,14 +333,22 @@ END_TEST
 /* What it generates is for this terminal alone. */
 START_TEST(an_interrupt_cancels_a_generation)
 {
-	static const struct exchange list[] = {{"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"},
-	                                       {"GET /v1/runs/17?wait=change&version=0 ", ""},
-	                                       {"DELETE /v1/runs/17 ", "{}"}};
-	_cleanup_(call_release) struct call call =
-	    fixture_interrupt(cmd_generate, "generate /m hello", list, ARRAY_SIZE(list));
+	_cleanup_free_ char *refused = fixture_refusal(503, "away", "no controller now");
+	const struct {
+		const char *answer, *output;
+	} cases[] = {{"{}", "\r\n"}, {refused, "\r\ndtrain: run 17 may go on: no controller now\r\n"}};
 
-	ck_assert_int_eq(call.status, STATUS_CANCELLED);
-	ck_assert_str_eq(call.output, "\r\n");
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const struct exchange list[] = {{"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"},
+		                                {"GET /v1/runs/17?wait=change&version=0 ", ""},
+		                                {"DELETE /v1/runs/17 ", cases[i].answer}};
+		_cleanup_(call_release) struct call call =
+		    fixture_interrupt(cmd_generate, "generate /m hello", list, ARRAY_SIZE(list));
+
+		unlink(fixture_socket());
+		ck_assert_int_eq(call.status, STATUS_CANCELLED);
+		ck_assert_str_eq(call.output, cases[i].output);
+	}
 }
 END_TEST
 

@@ -100,6 +100,16 @@ START_TEST(only_news_make_a_new_version)
 		ck_assert_int_eq(r->changed, reports[i].news);
 		ck_assert_int_eq(r->dirty, reports[i].news);
 	}
+	/* The end of a part is no news, but is kept. */
+	{
+		_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
+		fixture_place(r);
+		fixture_report(r, "n1", "running", RANK0_OK);
+		r->dirty = r->changed = false;
+		fixture_report(r, "n1", "ended", RANK0_OK);
+		ck_assert(r->dirty && !r->changed);
+	}
 }
 END_TEST
 
