@@ -201,6 +201,25 @@ START_TEST(a_lost_log_of_a_good_run_is_said)
 }
 END_TEST
 
+/* As JSON there is the run once it has ended, and nothing of its submission. */
+START_TEST(the_end_of_a_run_that_is_followed_is_json)
+{
+	static const struct exchange list[] = {
+	    POSTED,
+	    {CHANGE(0), "{" RUN ",\"state\":\"succeeded\",\"version\":7,\"attempt\":1," ONE_RANK "}"},
+	    {LOG(1), "one\n"},
+	};
+	_cleanup_(call_release) struct call call =
+	    fixture_exchange(cmd_submit, "submit --json --follow -- true", list, ARRAY_SIZE(list));
+
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_str_eq(call.errors, "");
+	ck_assert_msg(str_starts(call.output, "one\n{"), "%s", call.output);
+	ck_assert_ptr_nonnull(strstr(call.output, "succeeded"));
+	ck_assert_ptr_null(strstr(call.output, "queued"));
+}
+END_TEST
+
 START_TEST(generate_names_the_cause)
 {
 	_cleanup_free_ char *no_log = fixture_refusal(404, "no-such-log", "no log of run 17, rank 0");
@@ -237,6 +256,7 @@ int main(void)
 	tcase_add_test(tc, the_last_lines_are_shown_once);
 	tcase_add_test(tc, each_attempt_is_followed);
 	tcase_add_test(tc, a_lost_log_of_a_good_run_is_said);
+	tcase_add_test(tc, the_end_of_a_run_that_is_followed_is_json);
 	tcase_add_test(tc, generate_names_the_cause);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
