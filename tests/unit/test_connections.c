@@ -11,8 +11,8 @@
 #include <systemd/sd-event.h>
 
 #include "base/clock.h"
+#include "failing_memory.h"
 #include "http/internal.h"
-#include "unit.h"
 
 /* ---- who calls ---- */
 
@@ -409,6 +409,28 @@ START_TEST(users_have_a_bound_together)
 }
 END_TEST
 
+/* Where the refusal cannot be written, the connection ends without one. */
+START_TEST(a_user_is_refused_without_memory)
+{
+	int after = 0;
+
+	l.tls = false;
+	for (int i = 0; i < 512; i++)
+		arrive_as(70001);
+	memory_refused = true;
+	for (long n = 1; memory_refused; n++) {
+		memory_refused = false;
+		memory_left = n;
+		arrive_as(70001);
+		memory_left = 0;
+		ck_assert_msg(!last || last->dropped, "allocation %ld", n);
+		ck_assert_int_eq(count_open(), 512);
+		after++;
+	}
+	ck_assert_int_gt(after, 2);
+}
+END_TEST
+
 /* ---- requests ---- */
 
 static struct http_connection *open_request(const char *from, int64_t user, const char *refused)
@@ -480,6 +502,46 @@ START_TEST(requests_of_one_user_are_bounded_on_all_nodes)
 	open_request("10.0.0.1", 70001, NULL);
 	http_connection_done(NULL);
 	ck_assert_int_eq(http_connection_admit(NULL, false, 70001, NULL), 0);
+}
+END_TEST
+
+/* The next request of a connection is admitted as if the one before had not been. */
+START_TEST(a_connection_has_one_request_at_a_time)
+{
+	char why[HTTP_REFUSAL_SIZE];
+	struct http_connection *c;
+
+	server.options.tls_connections = 40;
+	c = open_request("10.0.0.1", 70001, NULL);
+	for (int i = 1; i < 10; i++)
+		open_request("10.0.0.1", 70000 + i, NULL);
+	ck_assert_int_eq(http_connection_admit(c, false, 70001, why), 0);
+	open_request("10.0.0.1", 70050, "10 of users on this node");
+	/* As a user; then what a service asks for itself, which leaves the place of the user. */
+	ck_assert_int_eq(http_connection_admit(c, true, 70001, why), 0);
+	open_request("10.0.0.1", 70050, NULL);
+	open_request("10.0.0.1", 70051, "10 of users on this node");
+	ck_assert_int_eq(http_connection_admit(c, false, 70001, why), -EAGAIN);
+}
+END_TEST
+
+/* What MHD still has to say of a connection that was dropped has no effect. */
+START_TEST(a_connection_that_is_dropped_stays_so)
+{
+	struct http_connection *c = prove("10.0.0.1");
+	char why[HTTP_REFUSAL_SIZE];
+
+	http_connection_head(NULL, true);
+	http_connection_drop(c);
+	http_connection_head(c, false);
+	ck_assert_ptr_null(l.pending.first);
+	ck_assert(!c->pending);
+	ck_assert_int_eq(http_connection_admit(c, false, 70001, why), 0);
+	ck_assert(!c->busy);
+	http_connection_begin(c);
+	ck_assert_uint_eq(l.places, 0);
+	ck_assert_uint_eq(l.trying, 0);
+	ck_assert_ptr_null(l.pending.first);
 }
 END_TEST
 
@@ -622,6 +684,9 @@ int main(void)
 	tcase_add_test(c, requests_of_users_are_bounded);
 	tcase_add_test(c, requests_of_root_are_not_those_of_users);
 	tcase_add_test(c, requests_of_one_user_are_bounded_on_all_nodes);
+	tcase_add_test(c, a_user_is_refused_without_memory);
+	tcase_add_test(c, a_connection_has_one_request_at_a_time);
+	tcase_add_test(c, a_connection_that_is_dropped_stays_so);
 	tcase_add_test(c, a_head_has_to_come_in_time);
 	tcase_add_test(c, the_deadline_is_that_of_the_oldest);
 	tcase_add_test(c, ten_seconds_are_the_default);

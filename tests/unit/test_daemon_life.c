@@ -107,6 +107,7 @@ START_TEST(a_service_that_cannot_be_set_up_is_not_created)
 	ck_assert_int_eq(bind(port, (struct sockaddr *)&sin, sizeof(sin)), 0);
 	ck_assert_int_eq(listen(port, 1), 0);
 	ck_assert_int_eq(getsockname(port, (struct sockaddr *)&sin, &len), 0);
+	ck_assert_int_eq(dup2(port, STDIN_FILENO), STDIN_FILENO);
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct error why = ERROR_INIT;
 
@@ -116,6 +117,8 @@ START_TEST(a_service_that_cannot_be_set_up_is_not_created)
 		                 cases[i].code);
 		ck_assert_msg(strstr(why.message, cases[i].words), "%s, not %s", why.message, cases[i].words);
 		ck_assert_ptr_null(d);
+		/* It closes what it has opened. */
+		ck_assert_int_ge(fcntl(STDIN_FILENO, F_GETFD), 0);
 	}
 	close(port);
 	ck_ok(create_other("r", "s", "l", "t/sock", f.port, &d, &err), &err);

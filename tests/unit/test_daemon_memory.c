@@ -21,6 +21,7 @@ struct row {
 		USER,
 		STREAM, /* of the answer only the head is read */
 		PEER,   /* over TLS, as a service */
+		OTHER,  /* the same, for a user whose run it is not */
 		CALL,   /* sent on to a node that cannot be reached */
 	} kind;
 };
@@ -43,6 +44,7 @@ static const struct row rows[] = {
     {"GET", "/v1/runs/2?wait=1", NULL, 200, USER},
     {"GET", "/v1/runs/99", NULL, 404, USER},
     {"DELETE", "/v1/runs/2", NULL, 409, USER},
+    {"DELETE", "/v1/runs/1", NULL, 403, OTHER},
     {"POST", "/v1/runs/1/metrics", "{\"step\":1}\n", 200, USER},
     {"GET", "/v1/runs/2/metrics", NULL, 200, USER},
     {"GET", "/v1/runs/1/metrics?follow=1", NULL, 200, STREAM},
@@ -95,12 +97,14 @@ static void *ask(void *context)
 	struct client *c = context;
 	struct raw_request q = {.method = c->row->method,
 	                        .target = c->row->target,
+	                        .header = c->row->kind == OTHER ? "Dtrain-User: 70001:70001:other" : NULL,
 	                        .body = c->row->body,
 	                        .head_only = c->row->kind == STREAM};
 	const struct identity *id = c->service->id;
 
-	c->answer = c->row->kind == PEER ? raw_ask_tls(raw_connect_tcp(29633), id->certificate, id->key, &q)
-	                                 : raw_ask(raw_connect_unix(c->service->socket), &q);
+	c->answer = c->row->kind == PEER || c->row->kind == OTHER
+	                ? raw_ask_tls(raw_connect_tcp(29633), id->certificate, id->key, &q)
+	                : raw_ask(raw_connect_unix(c->service->socket), &q);
 	__atomic_store_n(&c->done, true, __ATOMIC_RELEASE);
 	eventfd_write(c->service->answered, 1);
 	return NULL;

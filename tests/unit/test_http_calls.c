@@ -599,6 +599,31 @@ START_TEST(a_key_that_is_none_changes_nothing)
 }
 END_TEST
 
+/* What was read again from an unchanged file: the listener goes on as it is. */
+START_TEST(the_same_key_changes_nothing)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "cluster.pem"),
+	                    *other_path = str_path_join(dir, "o.pem");
+	_cleanup_(identity_freep) struct identity *same = NULL, *other = NULL;
+	struct http_listener *listener = server->listeners;
+	struct error err = ERROR_INIT;
+	struct asked a = {0};
+
+	ck_ok(identity_load(path, &same, &err), &err);
+	ck_ok(http_server_set_identity(server, same, &err), &err);
+	ck_assert_ptr_eq(server->listeners, listener);
+	ck_assert(!listener->left);
+	ask(&a, (struct http_call){.target = "/tell"});
+	release(&a);
+	/* Another one listens with another key. */
+	ck_ok(identity_make(other_path, true, &err), &err);
+	ck_ok(identity_load(other_path, &other, &err), &err);
+	ck_ok(http_server_set_identity(server, other, &err), &err);
+	ck_assert_ptr_ne(server->listeners, listener);
+	ck_ok(http_server_set_identity(server, id, &err), &err);
+}
+END_TEST
+
 /* Each caller that waits gets an answer, and the handlers know that it has. */
 START_TEST(the_end_of_a_service_is_an_answer)
 {
@@ -694,6 +719,7 @@ int main(void)
 	tcase_add_test(c, a_connection_is_quick_and_watched);
 	tcase_add_test(c, an_address_may_be_one_of_ipv6);
 	tcase_add_test(c, a_key_that_is_none_changes_nothing);
+	tcase_add_test(c, the_same_key_changes_nothing);
 	tcase_add_test(c, the_end_of_a_service_is_an_answer);
 	tcase_add_test(c, a_key_may_change_before_a_service_listens);
 	tcase_add_test(c, who_cannot_be_accepted_is_accepted_later);

@@ -309,6 +309,28 @@ START_TEST(who_waits_and_hangs_up_is_noticed)
 }
 END_TEST
 
+/* Whose name is still looked up: the end of the caller is told once, and the connection waits for the name.
+ */
+START_TEST(who_hangs_up_before_the_request_is_handled_is_noticed_once)
+{
+	int fds[2];
+
+	ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+	connection.info.connect_fd = fds[0];
+	r->dispatched = false;
+	http_request_suspend(r);
+	close(fds[1]);
+	ck_assert_int_eq(sd_event_run(server.event, UINT64_MAX), 1);
+	ck_assert(r->gone);
+	ck_assert(connection.suspended);
+	ck_assert(!r->answered);
+	ck_assert_int_eq(sd_event_run(server.event, 0), 0);
+	http_request_resume(r);
+	ck_assert(!connection.suspended);
+	close(fds[0]);
+}
+END_TEST
+
 START_TEST(an_answer_wakes_who_waits)
 {
 	http_reply_json(r, 200, json_object());
@@ -533,6 +555,7 @@ int main(void)
 	tcase_add_test(c, an_error_is_text_whatever_it_quotes);
 	tcase_add_test(c, the_end_is_told_once);
 	tcase_add_test(c, who_waits_and_hangs_up_is_noticed);
+	tcase_add_test(c, who_hangs_up_before_the_request_is_handled_is_noticed_once);
 	tcase_add_test(c, an_answer_wakes_who_waits);
 	tcase_add_test(c, each_request_leaves_the_list);
 	tcase_add_test(c, large_bodies_have_an_order);

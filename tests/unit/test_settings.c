@@ -346,6 +346,24 @@ static int read_and_remember(void *context, struct error *err)
 	return written.code;
 }
 
+static int read_in_background(void *context, struct error *err)
+{
+	_cleanup_(sd_event_unrefp) sd_event *event = NULL;
+	struct written written = {0};
+	struct background *task;
+	int r;
+
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	r = settings_read_background(event, context, 60, on_written, &written, &task, err);
+	if (r < 0)
+		return r;
+	while (!written.calls)
+		ck_assert_int_ge(sd_event_run(event, UINT64_MAX), 0);
+	ck_assert(written.code < 0 || str_eq(written.settings->name, "n1"));
+	settings_free(written.settings);
+	return written.code;
+}
+
 START_TEST(memory_may_run_out_at_any_place)
 {
 	_cleanup_free_ char *path = str_path_join(dir, "dtraind.conf");
@@ -355,6 +373,7 @@ START_TEST(memory_may_run_out_at_any_place)
 	make_key();
 	ck_ok(read_settings("node = \"n1\";", THREE, &s, &err), &err);
 	memory_runs_out(read_and_remember, path);
+	memory_runs_out(read_in_background, path);
 }
 END_TEST
 

@@ -12,6 +12,8 @@
 static char ran[64]; /* the timers that the controller was told of: F L E R M G */
 static int dispatched, store_fd;
 static bool lost, unsure;
+static struct controller_clock clock_;
+static double again; /* what a timer that runs is set to: it is to run once more; -1: not */
 
 void controller_run_timer(struct controller *c, enum controller_timer timer)
 {
@@ -21,6 +23,12 @@ void controller_run_timer(struct controller *c, enum controller_timer timer)
 
 	ck_assert_uint_lt(strlen(ran), sizeof(ran) - 1);
 	ran[strlen(ran)] = letters[timer];
+	if (again >= 0) {
+		double at = again;
+
+		again = -1;
+		clock_.set_timer(clock_.context, timer, at);
+	}
 }
 
 int controller_store_fd(const struct controller *c)
@@ -51,12 +59,12 @@ bool leader_is_sure(const struct daemon *d)
 
 static struct daemon service;
 static struct timers *timers;
-static struct controller_clock clock_;
 
 static void setup(void)
 {
 	struct error err = ERROR_INIT;
 
+	again = -1;
 	ck_assert_int_ge(sd_event_new(&service.event), 0);
 	store_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	ck_ok(timers_create(&service, &timers, &err), &err);
@@ -182,6 +190,20 @@ START_TEST(the_last_time_that_was_set_counts)
 }
 END_TEST
 
+/* Requests that come while a commit begins are committed with the next one. */
+START_TEST(a_timer_may_be_set_while_it_runs)
+{
+	for (int i = 0; i < CONTROLLER_TIMERS; i++)
+		for (int deferred = 0; deferred <= (i == CONTROLLER_FLUSH); deferred++) {
+			memset(ran, 0, sizeof(ran));
+			again = deferred ? 0 : 1e-6;
+			set((enum controller_timer)i, again);
+			run_due();
+			ck_assert_msg(strlen(ran) == 2 && ran[0] == ran[1], "timer %d: %s", i, ran);
+		}
+}
+END_TEST
+
 START_TEST(the_clocks_are_those_of_the_machine)
 {
 	double monotonic = clock_monotonic(), realtime = clock_realtime();
@@ -237,6 +259,7 @@ int main(void)
 	tcase_add_test(c, who_is_silent_is_left_open_until_the_controller_is_sure);
 	tcase_add_test(c, a_timer_can_be_switched_off);
 	tcase_add_test(c, the_last_time_that_was_set_counts);
+	tcase_add_test(c, a_timer_may_be_set_while_it_runs);
 	tcase_add_test(c, the_clocks_are_those_of_the_machine);
 	tcase_add_test(c, the_store_is_dispatched_when_it_has_committed);
 	tcase_add_test(c, nothing_runs_after_the_end);

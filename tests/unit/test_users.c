@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Work outside of the event loop, and user names that are looked up there. */
 #include <errno.h>
+#include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -22,6 +23,18 @@ int __wrap_clock_gettime(clockid_t id, struct timespec *out)
 
 	out->tv_sec += ahead;
 	return r;
+}
+
+static bool no_threads; /* no more of them can be started */
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *context);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *context);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *context)
+{
+	return no_threads ? EAGAIN : __real_pthread_create(thread, attributes, run, context);
 }
 
 /* The work of a thread in a test: it waits for `go` and counts its calls. */
@@ -403,6 +416,36 @@ START_TEST(who_was_not_found_is_looked_up_again_soon)
 }
 END_TEST
 
+/* Who cannot be looked up just now is served without a name, and looked up again after some seconds. */
+START_TEST(a_user_has_no_name_where_no_thread_can_be_started)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_users(&event, 60, 3600, &changes);
+	const char *name = "";
+
+	no_threads = true;
+	ck_assert_int_eq(users_find(users, 1000, &name), 1);
+	ck_assert_ptr_null(name);
+	no_threads = false;
+	ahead = 4;
+	ck_assert_int_eq(users_find(users, 1000, &name), 1);
+	ahead = 0;
+	ck_assert_int_eq(asked, 0);
+	sem_post(&database);
+	ahead = 6;
+	ck_assert_int_eq(users_find(users, 1000, &name), 1);
+	ck_assert_ptr_null(name);
+	ahead = 0;
+	await(event, &changes, 1);
+	ck_assert_int_eq(users_find(users, 1000, &name), 1);
+	ck_assert_str_eq(name, "user1000");
+	ck_assert_int_eq(asked, 1);
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
 static atomic_bool root_is_there;
 
 static bool ask_for_root(uid_t uid, char *name)
@@ -512,6 +555,7 @@ int main(void)
 	tcase_add_test(c, who_called_long_ago_is_forgotten);
 	tcase_add_test(c, who_is_waited_for_or_calls_again_is_kept);
 	tcase_add_test(c, who_was_not_found_is_looked_up_again_soon);
+	tcase_add_test(c, a_user_has_no_name_where_no_thread_can_be_started);
 	tcase_add_test(c, a_user_who_is_removed_is_no_administrator_any_more);
 	return unit_run(s);
 }
