@@ -136,6 +136,12 @@ static int first_report(struct attempt *a, enum attempt_state state)
 	return copy_unless_empty(&report->reason, a->reason);
 }
 
+/* The same with all ranks in one state. */
+static int begin_report(struct attempt *a, enum attempt_state state, enum rank_state ranks, struct error *err)
+{
+	return first_report(a, state) < 0 || set_ranks(a, ranks) < 0 ? error_oom(err) : 0;
+}
+
 /* The end is on record before dtrain-launch may forget it. */
 static void record_end(struct attempt *a)
 {
@@ -447,14 +453,13 @@ int attempt_start(const struct attempt_owner *owner, struct request *request,
 	         a->dir, request, place, user, unit_names(a->unit),
 	         stop_times_within(attempt_stop_times(a, RUN_STOP_SAVE), place->config->shutdown_grace),
 	         &launch, err)) < 0 ||
+	    (r = begin_report(a, ATTEMPT_STARTING, RANK_STARTING, err)) < 0 ||
 	    (r = start_launcher(a, place, &launch, program, err)) < 0) {
 		a->request = NULL; /* the caller's still */
 		unit_cancel(a->unit);
 		file_remove_tree(a->dir, NULL);
 		return r;
 	}
-	if (first_report(a, ATTEMPT_STARTING) < 0 || set_ranks(a, RANK_STARTING) < 0)
-		log_err("run %lld: out of memory", (long long)request->run);
 	*out = steal_pointer(a);
 	return 0;
 }
@@ -512,9 +517,7 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 		else if (r >= 0)
 			unit_disconnected(a->unit, false);
 	} else {
-		r = first_report(a, ATTEMPT_RUNNING);
-		if (r == 0)
-			r = set_ranks(a, RANK_RUNNING);
+		r = begin_report(a, ATTEMPT_RUNNING, RANK_RUNNING, err);
 		if (r == 0 && connect_launcher(a, err) < 0)
 			lose(a, "dtrain-launch is gone: it was killed while dtraind did not run", true);
 	}

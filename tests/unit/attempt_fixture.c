@@ -239,6 +239,7 @@ void fixture_setup(void)
 
 	fixture.dir = unit_tmpdir();
 	fixture.path = str_path_join(fixture.dir, "attempts/7.2");
+	fixture.logs = str_path_join(fixture.dir, "log/7/2");
 	fixture.ended = str_path_join(fixture.path, "ended.json");
 	ck_assert_int_ge(sd_event_new(&fixture.event), 0);
 	text = str_printf(
@@ -277,16 +278,16 @@ void fixture_teardown(void)
 	file_remove_tree(fixture.dir, NULL);
 	free(fixture.dir);
 	free(fixture.path);
+	free(fixture.logs);
 	free(fixture.ended);
 }
 
 int fixture_try_start(struct error *err)
 {
-	_cleanup_free_ char *logs = str_path_join(fixture.dir, "log/7/2");
 	const struct request_place place = {.config = fixture.config,
 	                                    .node = "n1",
 	                                    .dir = fixture.path,
-	                                    .logs = logs,
+	                                    .logs = fixture.logs,
 	                                    .devices = &fixture.devices};
 	int r = attempt_start(&fixture.owner, fixture.request, &place, fixture.user, &fixture.attempt, err);
 

@@ -13,7 +13,7 @@
 #include "node/request.h"
 
 extern struct attempt_fixture {
-	char *dir, *path, *ended; /* path: of the attempt; ended: of the record of its end */
+	char *dir, *path, *logs, *ended; /* path, logs: of the attempt; ended: of the record of its end */
 	sd_event *event;
 	struct daemon_config *config;
 	struct devices devices;
