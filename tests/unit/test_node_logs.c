@@ -225,6 +225,40 @@ START_TEST(zeros_are_read)
 }
 END_TEST
 
+/* Behind a hole of the log, the zeros up to its end belong to it, however they are read; those that follow a
+ * text do not, and no more than a block of a file system does. */
+START_TEST(zeros_behind_a_hole_are_a_part_of_it)
+{
+	static const struct {
+		size_t zeros, kept;
+	} cases[] = {{0, 0}, {2, 0}, {5, 0}, {65535, 0}, {65536, 0}, {65537, 1}, {70000, 4464}};
+	static char data[70100], text[70100];
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
+		for (size_t size = 3; size <= 4096; size = size == 3 ? 1000 : 4 * size) {
+			_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
+			_cleanup_close_ int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+			struct error err = ERROR_INIT;
+			size_t n = 0;
+			ssize_t r;
+
+			memset(data, 0, cases[i].zeros);
+			memcpy(data + cases[i].zeros, "x\0\0\0y\n", 6);
+			ck_assert_int_eq(pwrite(fd, data, cases[i].zeros + 6, 1 << 20), cases[i].zeros + 6);
+			if (lseek(fd, 0, SEEK_DATA) != 1 << 20) {
+				printf("node_logs: this file system has no holes: they are not tested\n");
+				return;
+			}
+			ck_ok(log_reader_open(NULL, path, -1, false, NULL, NULL, &reader, &err), &err);
+			while ((r = log_reader_read(reader, text + n, size)) > 0)
+				n += (size_t)r;
+			ck_assert_int_eq(r, 0);
+			ck_assert_uint_eq(n, cases[i].kept + 6);
+			ck_assert_int_eq(memcmp(text, data + cases[i].zeros - cases[i].kept, n), 0);
+		}
+}
+END_TEST
+
 /* The directory of a log is not its user's; but what is no log, or has another name, too, is left alone. */
 START_TEST(only_a_log_itself_is_shortened)
 {
@@ -269,6 +303,37 @@ START_TEST(what_is_appended_wakes_and_comes)
 		ck_assert_int_gt(sd_event_run(event, 10000000), 0);
 	ck_assert_int_eq(drain(reader, text, sizeof text), 0);
 	ck_assert_str_eq(text, "last\n");
+}
+END_TEST
+
+/* Who has not been told that there is nothing to read is not woken, and nobody is woken twice. */
+START_TEST(only_a_reader_that_waits_is_woken)
+{
+	_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
+	struct error err = ERROR_INIT;
+	char text[64];
+
+	append("one\n");
+	ck_ok(log_reader_open(event, path, -1, true, on_wakeup, NULL, &reader, &err), &err);
+	append("two\n");
+	while (sd_event_run(event, 0) > 0)
+		;
+	ck_assert_int_eq(wakeups, 0);
+	ck_assert_int_eq(drain(reader, text, sizeof text), -EAGAIN);
+	ck_assert_str_eq(text, "one\ntwo\n");
+	append("three\n");
+	while (!wakeups)
+		ck_assert_int_gt(sd_event_run(event, UINT64_MAX), 0);
+	append("four\n");
+	while (sd_event_run(event, 0) > 0)
+		;
+	ck_assert_int_eq(wakeups, 1);
+	log_reader_finish(reader);
+	while (sd_event_run(event, 0) > 0)
+		;
+	ck_assert_int_eq(wakeups, 1);
+	ck_assert_int_eq(drain(reader, text, sizeof text), 0);
+	ck_assert_str_eq(text, "three\nfour\n");
 }
 END_TEST
 
@@ -392,6 +457,8 @@ int main(void)
 	tcase_add_test(tc, a_tail_of_a_hole_is_not_looked_for_long);
 	tcase_add_test(tc, the_oldest_part_of_a_long_log_goes);
 	tcase_add_test(tc, zeros_are_read);
+	tcase_add_test(tc, zeros_behind_a_hole_are_a_part_of_it);
+	tcase_add_test(tc, only_a_reader_that_waits_is_woken);
 	tcase_add_test(tc, only_a_log_itself_is_shortened);
 	tcase_add_test(tc, what_is_appended_wakes_and_comes);
 	tcase_add_test(tc, a_missing_log_is_told);
