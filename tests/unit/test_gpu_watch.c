@@ -411,6 +411,29 @@ START_TEST(a_call_that_does_not_return_is_told)
 }
 END_TEST
 
+/* A GPU that has fallen off the bus may hold up the readings: its error is told all the same. */
+START_TEST(an_event_is_told_while_a_call_does_not_return)
+{
+	hangs = 0;
+	start();
+	for (bool begun = false; !begun; usleep(1000)) {
+		pthread_mutex_lock(&lock);
+		begun = reads[0] > 0;
+		pthread_mutex_unlock(&lock);
+	}
+	tell(1, 79, NVML_NO_INSTANCE, NVML_NO_INSTANCE);
+	while (!told.len)
+		turn();
+	ck_assert_str_eq(told.data, "xid 79 of 1\n");
+	ck_assert_int_eq(readings[0] + readings[1], 0);
+	pthread_mutex_lock(&lock);
+	hangs = -1;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+	await_reading(1, 1);
+}
+END_TEST
+
 /* ---- the end ---- */
 
 static bool expire; /* a thread is not waited for */
@@ -479,6 +502,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_gpu_may_have_no_events, 0, 3);
 	tcase_add_loop_test(tc, a_driver_may_have_no_events, 0, 7);
 	tcase_add_test(tc, a_call_that_does_not_return_is_told);
+	tcase_add_test(tc, an_event_is_told_while_a_call_does_not_return);
 	tcase_add_test(tc, a_thread_that_does_not_end_is_left);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

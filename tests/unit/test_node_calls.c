@@ -215,8 +215,11 @@ void preflight_spare_destroy(struct preflight_spare *s)
 {
 }
 
+static int prepared; /* spares */
+
 void preflight_spare_prepare(struct preflight_spare *s, const char *launcher)
 {
+	prepared++;
 	ck_assert_str_eq(launcher, "/w/dtrain-launch");
 }
 
@@ -300,6 +303,7 @@ static void setup(void)
 	ck_ok(daemon_config_parse(text, "test", &config, &err), &err);
 	config->allow_root = true;
 	trace = (struct strbuf){0};
+	prepared = 0;
 	restart();
 }
 
@@ -433,6 +437,22 @@ START_TEST(a_start_leases_its_slot)
 	ck_assert_uint_eq(node_attempt_owner(node, 2, &slots, &count), 5);
 	ck_assert_int_eq(slots[0], 3);
 	ck_assert_int_eq(node_free_slots(node), 1);
+}
+END_TEST
+
+/* One for the first start, and after each preflight one for the next. */
+START_TEST(a_spare_is_prepared_ahead)
+{
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(prepared, 1);
+	ck_ok(begin(7, 1, 1, "", "a", &err), &err);
+	ck_assert_int_eq(prepared, 1);
+	end_preflight(0);
+	ck_assert_int_eq(prepared, 2);
+	ck_ok(begin(8, 1, 2, "", "a", &err), &err);
+	end_preflight(-ENOENT);
+	ck_assert_int_eq(prepared, 3);
 }
 END_TEST
 
@@ -861,6 +881,7 @@ int main(void)
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 20);
 	tcase_add_test(tc, a_start_leases_its_slot);
+	tcase_add_test(tc, a_spare_is_prepared_ahead);
 	tcase_add_test(tc, a_start_may_be_refused);
 	tcase_add_test(tc, a_preflight_may_fail);
 	tcase_add_test(tc, a_start_under_way_may_be_stopped);

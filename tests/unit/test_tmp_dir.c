@@ -166,6 +166,18 @@ START_TEST(what_others_have_put_there_is_not_used)
 }
 END_TEST
 
+/* What is there already stays, and nobody is given it. */
+START_TEST(what_cannot_be_removed_is_an_error)
+{
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_lt(tmp_dir_make("/proc/self/task", uid, uid, &err), 0);
+	ck_assert_str_ne(err.message, "");
+	ck_assert_int_lt(tmp_dir_make("/nowhere/7.1", uid, uid, &err), 0);
+	ck_assert_ptr_nonnull(strstr(err.message, "cannot make /nowhere/7.1 for temporary files"));
+}
+END_TEST
+
 START_TEST(what_is_no_directory_is_removed)
 {
 	_cleanup_free_ char *path = path_of("1.1");
@@ -189,6 +201,7 @@ int main(void)
 	tcase_add_test(tc, another_user_gets_another_directory);
 	tcase_add_loop_test(tc, one_that_was_changed_is_removed, 0, 2);
 	tcase_add_loop_test(tc, what_others_have_put_there_is_not_used, 0, 2);
+	tcase_add_test(tc, what_cannot_be_removed_is_an_error);
 	tcase_add_test(tc, what_is_no_directory_is_removed);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
