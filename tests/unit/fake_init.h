@@ -29,9 +29,11 @@ struct init {
 	sd_bus *bus;
 	bool listed, has_unit;
 	const char *start_error; /* of StartTransientUnit; NULL: it starts the unit */
-	bool closes;             /* it closes the connection instead of an answer to that */
-	char names[5][64];       /* of the units that it lists */
-	const char *state;       /* of the system; NULL: it does not say */
+	bool closes;             /* it closes the connection instead of an answer to that, */
+	bool starts, tells;      /* after it has started the unit, and has sent a signal of it */
+	int start_calls;
+	char names[5][64]; /* of the units that it lists */
+	const char *state; /* of the system; NULL: it does not say */
 	char killed[4][64];
 	int kills;
 	bool may_close; /* the connection with it need not be there at the end */
@@ -55,6 +57,14 @@ static void emit_removed(struct init *i)
 	i->has_unit = false;
 	ck_assert_int_ge(sd_bus_emit_signal(i->bus, "/org/freedesktop/systemd1", MANAGER, "UnitRemoved", "so",
 	                                    unit->service, unit->path),
+	                 0);
+}
+
+static void emit_active(struct init *i)
+{
+	ck_assert_int_ge(sd_bus_emit_signal(i->bus, unit->path, "org.freedesktop.DBus.Properties",
+	                                    "PropertiesChanged", "sa{sv}as", "org.freedesktop.systemd1.Unit",
+	                                    1, "ActiveState", "s", "active", 0),
 	                 0);
 }
 
@@ -144,12 +154,17 @@ static int on_call(sd_bus_message *m, void *context, sd_bus_error *error)
 		describe(m, &text);
 		free(i->start);
 		i->start = strbuf_steal(&text);
+		i->start_calls++;
 	}
 	if (str_eq(member, "StartTransientUnit") && i->start_error)
 		return sd_bus_reply_method_errorf(m, "org.freedesktop.systemd1.Refused", "%s",
 		                                  i->start_error);
 	if (str_eq(member, "StartTransientUnit") && i->closes) {
 		i->closes = false;
+		i->has_unit = i->starts;
+		if (i->tells)
+			emit_active(i);
+		sd_bus_flush(i->bus);
 		sd_bus_close(i->bus);
 		return 1;
 	}

@@ -53,6 +53,27 @@ DEFINE_REFUSED(sd_bus_call_async,
                 void *context, uint64_t usec),
                bus, slot, m, callback, context, usec)
 
+DEFINE_REFUSED(sd_bus_path_encode, (const char *prefix, const char *name, char **out), prefix, name, out)
+
+START_TEST(a_unit_without_a_path_is_refused)
+{
+	const struct unit_identity identity = {1, 1, dir};
+	struct error err = ERROR_INIT;
+
+	open_units();
+	left = 1;
+	ck_assert_int_eq(unit_new(&units, &identity, &owner, &unit, &err), -EIO);
+	ck_assert_ptr_nonnull(strstr(err.message, "dtrain-1-1"));
+	left = 1;
+	ck_assert_int_eq(
+	    unit_find(&units, &identity, &(struct unit_names){.service = "x.service"}, &owner, &unit, &err),
+	    -EIO);
+	ck_assert_ptr_nonnull(strstr(err.message, "x.service"));
+	ck_assert_ptr_null(unit);
+	ck_assert_ptr_null(units.first);
+}
+END_TEST
+
 START_TEST(a_start_that_cannot_be_described_is_refused)
 {
 	static const char *const devices[] = {"/dev/null", NULL};
@@ -183,6 +204,35 @@ START_TEST(a_start_that_was_killed_is_not_sent_again)
 }
 END_TEST
 
+/* The answer was lost with the connection; that it has been started, a signal has told, or process 1 tells
+ * when it is there again. */
+START_TEST(a_unit_that_was_there_is_not_started_again)
+{
+	struct error err = ERROR_INIT;
+
+	init.closes = init.starts = true;
+	init.tells = _i;
+	open_units();
+	ck_ok(start_unit(&err), &err);
+	while (init.closes)
+		ck_assert_int_ge(sd_event_run(event, UINT64_MAX), 0);
+	if (init.tells) { /* it has ended meanwhile */
+		init.has_unit = false;
+	} else {
+		while (!unit->seen)
+			ck_assert_int_ge(sd_event_run(event, UINT64_MAX), 0);
+		ck_assert_int_eq(exited, 0);
+		emit_removed(&init);
+	}
+	run_until(&empty, 1);
+	ck_assert_int_eq(exited, 1);
+	ck_assert(started);
+	ck_assert_ptr_nonnull(strstr(why, " has ended"));
+	ck_assert_int_eq(init.start_calls, 1);
+	ck_assert(!init.has_unit);
+}
+END_TEST
+
 START_TEST(without_a_connection_nothing_is_known)
 {
 	sd_bus *bus;
@@ -217,6 +267,8 @@ int main(void)
 	tcase_add_test(tc, what_ends_while_systemd_is_away_is_noticed);
 	tcase_add_test(tc, what_goes_on_while_systemd_is_away_goes_on);
 	tcase_add_test(tc, a_start_that_was_killed_is_not_sent_again);
+	tcase_add_test(tc, a_unit_without_a_path_is_refused);
+	tcase_add_loop_test(tc, a_unit_that_was_there_is_not_started_again, 0, 2);
 	tcase_add_test(tc, without_a_connection_nothing_is_known);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
