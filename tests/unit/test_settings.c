@@ -391,7 +391,8 @@ static int create_service(void *context, struct error *err)
 	}
 	ck_assert(d->settings && d->server && d->client && d->peer_client && d->node && d->controller &&
 	          d->heartbeats && d->retention && d->logs && d->log_quotas && d->timers &&
-	          d->tls_listening && http_unix_answers(d->settings->config->socket));
+	          d->tls_listening && http_unix_answers(d->settings->config->socket) && d->locks[0] >= 0 &&
+	          d->locks[1] >= 0);
 	daemon_destroy(d);
 	return memory_refused ? -ENOMEM : 0;
 }
