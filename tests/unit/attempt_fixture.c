@@ -78,6 +78,11 @@ int unit_start(struct unit *u, const struct unit_start *start, struct error *err
 	snprintf(fake_unit.program, sizeof(fake_unit.program), "%s", start->program);
 	snprintf(fake_unit.cpus, sizeof(fake_unit.cpus), "%s",
 	         start->limits->cpus ? start->limits->cpus : "");
+	for (const char *const *d = start->devices; d && *d; d++) {
+		size_t len = strlen(fake_unit.devices);
+
+		snprintf(fake_unit.devices + len, sizeof(fake_unit.devices) - len, "%s ", *d);
+	}
 	u->empty = fake_codes.start < 0;
 	return fake_codes.start < 0 ? error_set(err, fake_codes.start, "no start") : 0;
 }

@@ -30,7 +30,8 @@ extern struct unit {
 	struct unit_identity identity;
 	bool empty, watched, asks;                /* asks: the reason of a stop can be known */
 	char found_cgroup[64], found_service[64]; /* the names by which it was sought */
-	char program[256], cpus[64];              /* this and the next two: of unit_start */
+	char program[256], cpus[64];              /* these and the next two: of unit_start */
+	char devices[256];                        /* each with a space behind it */
 	double stop_seconds;
 	uint64_t tasks;
 	pid_t launcher;

@@ -64,6 +64,18 @@ START_TEST(a_start_that_fails_leaves_nothing)
 }
 END_TEST
 
+/* The files of the devices that it has, and of those that dtraind.conf allows. */
+START_TEST(the_devices_of_an_attempt_are_those_of_its_unit)
+{
+	char *allowed[] = {(char *)"/dev/null", NULL};
+
+	fixture.config->allow_devices = allowed;
+	fixture_start();
+	fixture.config->allow_devices = NULL;
+	ck_assert_msg(strstr(fake_unit.devices, "/dev/null "), "%s", fake_unit.devices);
+}
+END_TEST
+
 START_TEST(the_cpus_of_all_ranks_are_those_of_the_unit)
 {
 	cpu_set_t allowed;
@@ -276,6 +288,7 @@ int main(void)
 	tcase_add_test(tc, a_start_is_handed_to_the_unit);
 	tcase_add_loop_test(tc, a_start_that_fails_leaves_nothing, 0, 3);
 	tcase_add_loop_test(tc, the_cpus_of_all_ranks_are_those_of_the_unit, 0, 2);
+	tcase_add_test(tc, the_devices_of_an_attempt_are_those_of_its_unit);
 	tcase_add_test(tc, reports_are_taken_as_they_come);
 	tcase_add_loop_test(tc, an_end_is_recorded_and_acknowledged, 0, 2);
 	tcase_add_loop_test(tc, an_end_of_the_lease_is_a_shutdown, 0, 3);

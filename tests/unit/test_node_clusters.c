@@ -180,6 +180,84 @@ START_TEST(so_many_clusters_are_known)
 }
 END_TEST
 
+/* One without a name, or with one that is too long, is none. */
+START_TEST(a_cluster_has_a_name)
+{
+	_cleanup_free_ char *path = state_path("clusters.json"), *text = NULL;
+	char longest[CLUSTER_ID_MAX + 1], longer[CLUSTER_ID_MAX + 2];
+	struct known_clusters known;
+	struct error err = ERROR_INIT;
+
+	memset(longest, 'a', sizeof(longest));
+	memset(longer, 'a', sizeof(longer));
+	longest[CLUSTER_ID_MAX] = longer[CLUSTER_ID_MAX + 1] = '\0';
+	ck_assert_int_eq(clusters_learn(place.clusters, longer, 4, 57, &err), -EINVAL);
+	ck_assert_ptr_nonnull(strstr(err.message, "at most 64 characters"));
+	ck_ok(clusters_describe(place.clusters, &known, &err), &err);
+	ck_assert_uint_eq(known.cluster_count, 0);
+	ck_assert_int_eq(known.highest_run, 0);
+	known_clusters_release(&known);
+	ck_ok(clusters_learn(place.clusters, longest, 4, 57, &err), &err);
+	ck_ok(clusters_learn(place.clusters, "", 9, 58, &err), &err);
+	restart();
+	text = str_printf(
+	    "{\"highest_run\":60,\"clusters\":[{\"id\":\"\",\"epoch\":7},{\"id\":\"%s\",\"epoch\":8},"
+	    "{\"id\":\"%s\",\"epoch\":9}]}",
+	    longer, longest);
+	for (int edited = 0; edited < 2; edited++) {
+		if (edited)
+			ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
+		restart();
+		ck_ok(clusters_describe(place.clusters, &known, &err), &err);
+		ck_assert_uint_eq(known.cluster_count, 1);
+		ck_assert_str_eq(known.clusters[0].id, longest);
+		ck_assert_int_eq(known.clusters[0].epoch, edited ? 9 : 4);
+		ck_assert_int_eq(known.highest_run, edited ? 60 : 58);
+		known_clusters_release(&known);
+	}
+}
+END_TEST
+
+/* It is known nevertheless, and written as soon as that is possible. */
+START_TEST(what_cannot_be_written_is_written_later)
+{
+	_cleanup_free_ char *runs = state_path("highest_run"), *epochs = state_path("clusters.json"),
+	                    *text = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(place.state, "", 0, 0644, &err), &err); /* in place of the directory */
+	learn(4, 57);
+	check_known(4, 57);
+	while (sd_event_run(place.event, 50000) > 0)
+		;
+	ck_assert_int_eq(unlink(place.state), 0);
+	learn(4, 57);
+	ck_ok(file_read(runs, 0, &text, NULL, &err), &err);
+	ck_assert_str_eq(text, "0000000000000000057\n");
+	/* The file of the epochs is written off the event loop. */
+	while (!file_exists(epochs)) {
+		learn(4, 57);
+		ck_assert_int_ge(sd_event_run(place.event, 10000), 0);
+	}
+	restart();
+	check_known(4, 57);
+}
+END_TEST
+
+/* The number is not written to a file that a link names. */
+START_TEST(no_link_is_followed)
+{
+	_cleanup_free_ char *runs = state_path("highest_run"), *other = str_path_join(place.dir, "other");
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_mkdirs(place.state, 0755, &err), &err);
+	ck_assert_int_eq(symlink(other, runs), 0);
+	learn(4, 57);
+	check_known(4, 57);
+	ck_assert(!file_exists(other));
+}
+END_TEST
+
 static int open_again(void *context, struct error *err)
 {
 	_cleanup_(clusters_closep) struct clusters *c = NULL;
@@ -209,6 +287,9 @@ int main(void)
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_add_test(tc, memory_may_run_out_at_any_place);
+	tcase_add_test(tc, a_cluster_has_a_name);
+	tcase_add_test(tc, what_cannot_be_written_is_written_later);
+	tcase_add_test(tc, no_link_is_followed);
 	tcase_add_test(tc, directories_of_logs_count_as_runs);
 	tcase_add_test(tc, so_many_clusters_are_known);
 	tcase_add_test(tc, damaged_files_are_as_missing_ones);
