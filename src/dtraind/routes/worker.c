@@ -276,6 +276,8 @@ static void wait_for_key(struct daemon *d, struct http_request *r, const struct 
 	sd_event_now(d->event, CLOCK_MONOTONIC, &now);
 	if (w)
 		w->request = r;
+	else
+		error_oom(&err);
 	if (!w ||
 	    sd_event_add_time(d->event, &w->timer, CLOCK_MONOTONIC, now + (uint64_t)(seconds * 1e6), 1000,
 	                      on_key_timeout, w) < 0 ||
