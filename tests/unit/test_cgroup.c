@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which control groups this process may use. /proc/self/mountinfo and /proc/self/cgroup are what the test
  * says, and the hierarchies that they name are directories of the test. */
-#include "unit.h"
+#include "failing_memory.h"
 
 #include <stdarg.h>
 #include <sys/stat.h>
@@ -259,6 +259,35 @@ START_TEST(a_group_is_made_again_where_its_parent_has_gone)
 }
 END_TEST
 
+/* The file of a limit is of the group, or of none. */
+START_TEST(memory_may_run_out)
+{
+	_cleanup_free_ char *group = str_path_join(dir, "base/7.1"),
+	                    *limit = str_path_join(group, "memory.max");
+	const struct cgroup_limits limits = {.memory = 5, .tasks = UINT64_MAX};
+	int r = 0, tries = 0;
+
+	memory_left = 1;
+	ck_assert_int_eq(cgroup_create(group), -ENOMEM);
+	ck_assert_int_eq(cgroup_create(group), 0);
+	put("base/7.1/memory.max", "");
+	memory_refused = true;
+	for (long n = 1; memory_refused; n++) {
+		memory_refused = false;
+		memory_left = n;
+		r = cgroup_limit(group, &limits);
+		memory_left = 0;
+		ck_assert_msg(r == 0 || r == -ENOTSUP || (r == -ENOMEM && n == 1), "allocation %ld: %d", n,
+		              r);
+		ck_assert(r < 0 || n > 1);
+		tries++;
+	}
+	ck_assert_int_eq(r, 0);
+	ck_assert_int_gt(tries, 4);
+	ck_assert(exists(limit));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("cgroup");
@@ -270,6 +299,7 @@ int main(void)
 	tcase_add_test(tc, a_base_that_is_there_is_kept);
 	tcase_add_test(tc, the_file_that_counts_kills_is_that_of_the_own_group);
 	tcase_add_test(tc, a_group_is_made_again_where_its_parent_has_gone);
+	tcase_add_test(tc, memory_may_run_out);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
