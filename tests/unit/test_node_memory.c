@@ -101,7 +101,7 @@ static int find_gpus(void *context, struct error *err)
 		ck_assert_ptr_null(found.list);
 		return r;
 	}
-	ck_assert_uint_eq(found.count, 21);
+	ck_assert_uint_eq(found.count, 22);
 	r = gpus_connect(&found, err);
 	if (r == 0)
 		ck_assert_str_eq(found.links[20], "PIX");
@@ -116,7 +116,7 @@ START_TEST(gpus_are_found)
 	struct nvml *nvml;
 
 	ck_assert_msg(dlopen("tests/unit/libfake-nvml.so", RTLD_NOW | RTLD_GLOBAL), "%s", dlerror());
-	fixture_machine(&f, "mig=7\nmig=7\nmig=7\n");
+	fixture_machine(&f, "temp=1\nmig=7\nmig=7\nmig=7\n");
 	setenv("FAKE_NVML_INIT", "9", 1);
 	nvml = (struct nvml *)1;
 	nvml_open(&nvml, fault, sizeof(fault));

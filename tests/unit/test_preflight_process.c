@@ -28,16 +28,26 @@ static void put(int fd, const char *text)
 		_exit(2);
 }
 
-/* "FILE, own session: no, own group: yes, open: 3" */
+static const char *yes(bool that)
+{
+	return that ? "yes" : "no";
+}
+
+/* "FILE, own session: no, own group: yes, open: 3, SIGPIPE ignored: no, SIGUSR1 blocked: no" */
 static void describe(int request, int answer)
 {
-	char text[200];
+	struct sigaction pipe_action;
+	char text[250];
 	ssize_t n = pread(request, text, 100, 0);
+	sigset_t blocked;
 
 	n = MAX(n, 0);
-	snprintf(text + n, sizeof(text) - (size_t)n, ", own session: %s, own group: %s, open: %zu",
-	         getsid(0) == getpid() ? "yes" : "no", getpgid(0) == getpid() ? "yes" : "no",
-	         open_fds_count());
+	sigaction(SIGPIPE, NULL, &pipe_action);
+	sigprocmask(SIG_SETMASK, NULL, &blocked);
+	snprintf(text + n, sizeof(text) - (size_t)n,
+	         ", own session: %s, own group: %s, open: %zu, SIGPIPE ignored: %s, SIGUSR1 blocked: %s",
+	         yes(getsid(0) == getpid()), yes(getpgid(0) == getpid()), open_fds_count(),
+	         yes(pipe_action.sa_handler == SIG_IGN), yes(sigismember(&blocked, SIGUSR1)));
 	put(answer, text);
 }
 
@@ -197,16 +207,24 @@ static char *read_answer(struct preflight_process *process, size_t most)
 
 START_TEST(a_process_is_started_for_a_request)
 {
-	static const char want[] = "hello, own session: no, own group: yes, open: 3";
+	static const char want[] = "hello, own session: no, own group: yes, open: 3, SIGPIPE ignored: no, "
+	                           "SIGUSR1 blocked: no";
 	_cleanup_close_ int fd = make_request("hello"), open_there = dup(fd);
 	_cleanup_free_ char *text = NULL;
 	struct preflight_process process;
 	struct error err = ERROR_INIT;
 
+	sigset_t set;
+
+	/* As in a service: nothing of that is for programs of others. */
+	signal(SIGPIPE, SIG_IGN);
+	sigemptyset(&set);
+	sigaddset(&set, SIGUSR1);
+	sigprocmask(SIG_BLOCK, &set, NULL);
 	setenv("PREFLIGHT_ACT", "single", 1);
 	ck_ok(preflight_process_start(event, launcher, fd, &process, &err), &err);
 	ck_assert_int_ge(process.pidfd, 0);
-	text = read_answer(&process, 100);
+	text = read_answer(&process, 200);
 	ck_assert_str_eq(text, want);
 	await_no_children();
 	ck_assert_int_ge(open_there, 0);
@@ -256,7 +274,7 @@ static void check_taken(const char *program, const char *request)
 	first = read_answer(&process, 1);
 	ck_assert_str_eq(first, "\n");
 	ck_assert_int_ge(process.pidfd, 0);
-	text = read_answer(&process, 100);
+	text = read_answer(&process, 200);
 	ck_assert_msg(str_starts(text, request) && text[strlen(request)] == ',', "%s", text);
 	close(process.pidfd);
 	process.pidfd = -1; /* it is that of the spare here, which has not forked */
