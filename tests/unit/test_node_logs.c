@@ -210,6 +210,44 @@ START_TEST(the_oldest_part_of_a_long_log_goes)
 }
 END_TEST
 
+/* The part that goes ends with a line, however long that is up to 64 KiB; a longer one is cut. */
+START_TEST(a_long_line_goes_as_a_whole)
+{
+	static const struct {
+		int length;
+		bool whole;
+	} cases[] = {{4095, true}, {4096, true}, {10000, true}, {65000, true}, {500000, false}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *line = calloc(1, (size_t)cases[i].length + 1), *text = NULL;
+		struct error err = ERROR_INIT;
+		int64_t removed, first;
+		struct stat st;
+
+		unlink(path);
+		memset(line, 'x', (size_t)cases[i].length);
+		line[cases[i].length - 1] = '\n';
+		for (int size = 0; size < 3000000; size += cases[i].length)
+			append(line);
+		ck_assert_int_eq(stat(path, &st), 0);
+		if (log_quota_apply(path, 1 << 20, &removed, &err) == -EOPNOTSUPP)
+			return;
+		ck_ok(err.code, &err);
+		/* Three quarters of the quota are to stay. */
+		first = st.st_size - (3 << 18);
+		ck_assert_int_ge(removed, first);
+		if (cases[i].whole) {
+			ck_assert_int_eq(removed % cases[i].length, 0);
+			ck_assert_int_lt(removed, first + cases[i].length);
+		} else {
+			ck_assert_int_eq(removed, first);
+		}
+		ck_ok(file_read(path, 0, &text, NULL, &err), &err);
+		ck_assert_int_eq(memcmp(text + removed - 2, "]\n", 2), 0);
+	}
+}
+END_TEST
+
 /* Zeros that a program has written are a part of its log. */
 START_TEST(zeros_are_read)
 {
@@ -456,6 +494,7 @@ int main(void)
 	tcase_add_test(tc, a_long_tail_crosses_blocks);
 	tcase_add_test(tc, a_tail_of_a_hole_is_not_looked_for_long);
 	tcase_add_test(tc, the_oldest_part_of_a_long_log_goes);
+	tcase_add_test(tc, a_long_line_goes_as_a_whole);
 	tcase_add_test(tc, zeros_are_read);
 	tcase_add_test(tc, zeros_behind_a_hole_are_a_part_of_it);
 	tcase_add_test(tc, only_a_reader_that_waits_is_woken);

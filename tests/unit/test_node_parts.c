@@ -240,6 +240,34 @@ START_TEST(a_lease_has_an_end)
 }
 END_TEST
 
+/* It may have been renewed, or the event loop may be early: the end is that of the lease. */
+START_TEST(a_lease_ends_not_before_its_time)
+{
+	_cleanup_(lease_destroyp) struct lease *l = NULL;
+	sd_event *event;
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_ge(sd_event_new(&event), 0);
+	ck_ok(lease_create(event, dir, on_ending, &endings, &l, &err), &err);
+	endings = 0;
+	/* By the clock of the machine that has been long ago. */
+	fake_clock = 100;
+	lease_renew(l, 100, 30);
+	for (int i = 0; i < 5; i++)
+		ck_assert_int_eq(sd_event_run(event, UINT64_MAX), 1);
+	ck_assert_int_eq(endings, 0);
+	fake_clock = 121;
+	ck_assert_int_eq(sd_event_run(event, UINT64_MAX), 1);
+	ck_assert_int_eq(endings, 1);
+	ck_assert_double_eq_tol(ending_seconds, 9, 1e-6);
+	ck_assert_int_eq(sd_event_run(event, 0), 0);
+	ck_assert_int_eq(endings, 1);
+	fake_clock = 0;
+	lease_destroy(steal_pointer(l));
+	sd_event_unref(event);
+}
+END_TEST
+
 START_TEST(a_lease_is_found_again)
 {
 	_cleanup_(lease_destroyp) struct lease *l = NULL;
@@ -778,6 +806,7 @@ int main(void)
 	tcase_add_test(tc, lists_of_cpus);
 	tcase_add_test(tc, what_was_stopped_is_remembered_for_a_while);
 	tcase_add_test(tc, a_lease_has_an_end);
+	tcase_add_test(tc, a_lease_ends_not_before_its_time);
 	tcase_add_test(tc, a_lease_is_found_again);
 	tcase_add_test(tc, a_free_port_is_found);
 	tcase_add_test(tc, descendants_are_found);

@@ -185,6 +185,29 @@ START_TEST(what_goes_on_while_systemd_is_away_goes_on)
 }
 END_TEST
 
+/* Process 1 listens again some time after it has closed the connection. */
+START_TEST(a_connection_that_is_refused_is_tried_again)
+{
+	_cleanup_free_ char *socket_path = str_path_join(dir, "private"), *away = str_path_join(dir, "away");
+
+	open_units();
+	start_running();
+	ck_assert_int_eq(rename(socket_path, away), 0);
+	init.bus = sd_bus_close_unref(init.bus);
+	while (units.bus)
+		ck_assert_int_ge(sd_event_run(event, UINT64_MAX), 0);
+	ck_assert_int_eq(rename(away, socket_path), 0);
+	while (!init.bus)
+		ck_assert_int_ge(sd_event_run(event, UINT64_MAX), 0);
+	run_all();
+	ck_assert_int_eq(exited, 0);
+	ck_assert(unit_is_watched(unit));
+	emit_removed(&init);
+	run_until(&empty, 1);
+	ck_assert_int_eq(exited, 1);
+}
+END_TEST
+
 /* It was killed before it was known whether it had been started: it is not sent again. */
 START_TEST(a_start_that_was_killed_is_not_sent_again)
 {
@@ -266,6 +289,7 @@ int main(void)
 	tcase_add_test(tc, a_unit_that_is_still_there_is_not_gone);
 	tcase_add_test(tc, what_ends_while_systemd_is_away_is_noticed);
 	tcase_add_test(tc, what_goes_on_while_systemd_is_away_goes_on);
+	tcase_add_test(tc, a_connection_that_is_refused_is_tried_again);
 	tcase_add_test(tc, a_start_that_was_killed_is_not_sent_again);
 	tcase_add_test(tc, a_unit_without_a_path_is_refused);
 	tcase_add_loop_test(tc, a_unit_that_was_there_is_not_started_again, 0, 2);
