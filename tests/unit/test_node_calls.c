@@ -168,6 +168,8 @@ const char *attempt_dir(const struct attempt *a)
 
 /* ---- preflights ---- */
 
+static struct daemon_config *config;
+
 struct preflight_call {
 	void (*done)(void *context, const struct run_user *user, const struct error *err);
 	void *context;
@@ -175,6 +177,7 @@ struct preflight_call {
 
 static struct preflight_call *calls[8]; /* under way */
 static int call_count, preflight_code;
+static char looked_at[400]; /* by the newest, without the user and the program */
 
 int preflight_start(sd_event *event, struct preflight_spare *spare, const char *launcher,
                     const struct preflight_request *what, double seconds,
@@ -185,7 +188,15 @@ int preflight_start(sd_event *event, struct preflight_spare *spare, const char *
 
 	*c = (struct preflight_call){done, context};
 	ck_assert_str_eq(launcher, "/w/dtrain-launch");
-	ck_assert_str_eq(what->program, "true");
+	snprintf(looked_at, sizeof(looked_at),
+	         "%s uid %d in %s, PATH %s, engine %s, model %s, output %s, offload %s%s", what->program,
+	         (int)what->uid, what->directory ? what->directory : "-", what->path,
+	         what->engine ? what->engine : "-", what->model ? what->model : "-",
+	         what->output_dir ? what->output_dir : "-", what->offload_dir ? what->offload_dir : "-",
+	         what->own_mounts ? ", own mounts" : "");
+	ck_assert_str_eq(what->user, "u");
+	ck_assert_str_eq(what->log_dir, config->log_dir);
+	ck_assert_double_eq(seconds, 20);
 	if (preflight_code < 0) {
 		free(c);
 		return error_set(err, preflight_code, "no preflight");
@@ -240,7 +251,6 @@ static void end_preflight(int code)
 
 static char *dir;
 static sd_event *event;
-static struct daemon_config *config;
 static struct node *node;
 static bool silent; /* the node has no callbacks */
 
@@ -453,6 +463,43 @@ START_TEST(a_spare_is_prepared_ahead)
 	ck_ok(begin(8, 1, 2, "", "a", &err), &err);
 	end_preflight(-ENOENT);
 	ck_assert_int_eq(prepared, 3);
+}
+END_TEST
+
+/* Of a command its program; of a task of ours all that it needs, and the output where rank 0 writes it. */
+START_TEST(a_preflight_looks_at_what_a_run_needs)
+{
+	static const char native[] = "{\"task\":\"sft\",\"directory\":\"/home/"
+	                             "u\",\"model\":{\"path\":\"m\"},\"data\":{\"path\":[\"d\"]},"
+	                             "\"environment\":[\"PATH=/opt/"
+	                             "bin\"],\"parallel\":{\"strategy\":\"zero3\",\"offload\":\"optimizer\","
+	                             "\"offload_dir\":\"/fast\"},\"output\":{\"dir\":\"out\"}}";
+	static const char *const wants[] = {"/w/dtrain-worker-cpu uid 5 in /home/u, PATH /opt/bin, engine "
+	                                    "cpu, model m, output out, offload /fast",
+	                                    "/w/dtrain-worker-cpu uid 5 in /home/u, PATH /opt/bin, engine "
+	                                    "cpu, model m, output -, offload /fast"};
+	struct error err = ERROR_INIT;
+
+	ck_ok(begin(7, 1, 1, "", "a", &err), &err);
+	ck_assert_str_eq(looked_at, "true uid 5 in -, PATH /usr/local/bin:/usr/bin:/bin, engine -, model -, "
+	                            "output -, offload -");
+	end_preflight(-ENOENT);
+	for (int rank = 0; rank < 2; rank++) {
+		_cleanup_free_ char *text =
+		    str_printf("{\"run\":8,\"attempt\":1,\"user\":\"u\",\"uid\":5,\"config\":%s,\"world_"
+		               "size\":2,\"nodes\":[\"n0\",\"n1\"],"
+		               "\"node_rank\":%d,\"local_world_size\":1,\"ranks\":[{\"rank\":%d,\"local_"
+		               "rank\":0,\"slot\":2}]}",
+		               native, rank, rank);
+		_cleanup_json_ json_t *json = NULL;
+		struct start_request start;
+
+		ck_ok(json_parse(text, strlen(text), "request", &json, &err), &err);
+		ck_ok(start_request_decode(json, &start, &err), &err);
+		ck_ok(node_start(node, &start, on_started, (void *)"b", &err), &err);
+		ck_assert_str_eq(looked_at, wants[rank]);
+		end_preflight(-ENOENT);
+	}
 }
 END_TEST
 
@@ -882,6 +929,7 @@ int main(void)
 	tcase_set_timeout(tc, 20);
 	tcase_add_test(tc, a_start_leases_its_slot);
 	tcase_add_test(tc, a_spare_is_prepared_ahead);
+	tcase_add_test(tc, a_preflight_looks_at_what_a_run_needs);
 	tcase_add_test(tc, a_start_may_be_refused);
 	tcase_add_test(tc, a_preflight_may_fail);
 	tcase_add_test(tc, a_start_under_way_may_be_stopped);
