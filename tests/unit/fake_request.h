@@ -32,3 +32,21 @@ struct http_request {
 void fake_request_close(struct http_request *r);
 /* All that was written has been sent. */
 void fake_stream_drain(struct http_stream *s);
+
+/* Another request of the same caller: the answer to the one before is forgotten, and the trace is empty. */
+static inline void fake_request_ask(struct http_request *r, struct strbuf *trace, const char *body)
+{
+	fake_request_close(r);
+	strbuf_reset(trace);
+	strbuf_adds(trace, "");
+	r->body = body;
+}
+
+/* The calls in the trace, and how the answer begins. */
+static inline void fake_request_check(const struct http_request *r, const struct strbuf *trace,
+                                      const char *calls, const char *answer)
+{
+	ck_assert_str_eq(trace->data, calls);
+	ck_assert_ptr_nonnull(r->answer);
+	ck_assert_msg(str_starts(r->answer, answer), "%s", r->answer);
+}

@@ -444,16 +444,25 @@ static struct http_connection *open_request(const char *from, int64_t user, cons
 	return c;
 }
 
-/* Of 40 connections: 10 requests of a node, 20 of a user, 24 of users, 25 in all. */
-START_TEST(requests_of_users_are_bounded)
+/* Of 40 connections the 10 of a node; returns one of them. */
+static struct http_connection *use_all_of_a_node(void)
 {
-	char why[HTTP_REFUSAL_SIZE];
 	struct http_connection *c;
 
 	server.options.tls_connections = 40;
 	c = open_request("10.0.0.1", 70001, NULL);
 	for (int i = 1; i < 10; i++)
 		open_request("10.0.0.1", 70000 + i, NULL);
+	return c;
+}
+
+/* Of 40 connections: 10 requests of a node, 20 of a user, 24 of users, 25 in all. */
+START_TEST(requests_of_users_are_bounded)
+{
+	char why[HTTP_REFUSAL_SIZE];
+	struct http_connection *c;
+
+	c = use_all_of_a_node();
 	open_request("10.0.0.1", 70050, "10 of users on this node");
 	/* What services ask for themselves is not counted, and root is not a user. */
 	ck_assert_int_eq(http_connection_admit(prove("10.0.0.1"), true, 70001, why), 0);
@@ -511,10 +520,7 @@ START_TEST(a_connection_has_one_request_at_a_time)
 	char why[HTTP_REFUSAL_SIZE];
 	struct http_connection *c;
 
-	server.options.tls_connections = 40;
-	c = open_request("10.0.0.1", 70001, NULL);
-	for (int i = 1; i < 10; i++)
-		open_request("10.0.0.1", 70000 + i, NULL);
+	c = use_all_of_a_node();
 	ck_assert_int_eq(http_connection_admit(c, false, 70001, why), 0);
 	open_request("10.0.0.1", 70050, "10 of users on this node");
 	/* As a user; then what a service asks for itself, which leaves the place of the user. */

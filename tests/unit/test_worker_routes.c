@@ -102,17 +102,13 @@ static void teardown(void)
 
 static void ask(void (*route)(void *, struct http_request *), const char *body)
 {
-	fake_request_close(&request);
-	strbuf_reset(&trace);
-	request.body = body;
+	fake_request_ask(&request, &trace, body);
 	route(&d, &request);
 }
 
 static void check(const char *calls, const char *answer)
 {
-	ck_assert_str_eq(trace.data, calls);
-	ck_assert_ptr_nonnull(request.answer);
-	ck_assert_msg(str_starts(request.answer, answer), "%s", request.answer);
+	fake_request_check(&request, &trace, calls, answer);
 }
 
 /* ---- reports ---- */
