@@ -195,7 +195,7 @@ static void forget_last(struct users *users)
 	for (struct user **p = &users->list; *p; p = &(*p)->next)
 		if (!(*p)->look_up)
 			at = p;
-	if (users->count <= USERS_MAX || !at || *at == users->list)
+	if (!at || *at == users->list)
 		return;
 	u = *at;
 	*at = u->next;

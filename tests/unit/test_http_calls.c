@@ -3,6 +3,7 @@
  * Client and server have one event loop, which ends a test as soon as what it waits for is there. */
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -599,6 +600,24 @@ START_TEST(a_key_that_is_none_changes_nothing)
 }
 END_TEST
 
+START_TEST(what_is_no_socket_is_not_served)
+{
+	struct error err = ERROR_INIT;
+	struct asked a = {0};
+	int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+	ck_assert_int_eq(dup2(null, STDIN_FILENO), STDIN_FILENO);
+	ck_assert_int_eq(http_server_listen_unix(server, -1, &err), -EBADF);
+	ck_assert_ptr_nonnull(strstr(err.message, "cannot serve on a socket"));
+	ck_assert_int_eq(http_server_listen_tls(server, -1, id, &err), -EBADF);
+	/* It closes nothing, and the other listener goes on. */
+	ck_assert_int_ge(fcntl(STDIN_FILENO, F_GETFD), 0);
+	close(null);
+	ask(&a, (struct http_call){.target = "/tell"});
+	release(&a);
+}
+END_TEST
+
 /* What was read again from an unchanged file: the listener goes on as it is. */
 START_TEST(the_same_key_changes_nothing)
 {
@@ -719,6 +738,7 @@ int main(void)
 	tcase_add_test(c, a_connection_is_quick_and_watched);
 	tcase_add_test(c, an_address_may_be_one_of_ipv6);
 	tcase_add_test(c, a_key_that_is_none_changes_nothing);
+	tcase_add_test(c, what_is_no_socket_is_not_served);
 	tcase_add_test(c, the_same_key_changes_nothing);
 	tcase_add_test(c, the_end_of_a_service_is_an_answer);
 	tcase_add_test(c, a_key_may_change_before_a_service_listens);

@@ -45,6 +45,31 @@ static int open_file_of_all(const char *content)
 	return fd;
 }
 
+/* A process of this user with another name: its number as the content of a lock file. It ends with the
+ * test. */
+static char *start_other_program(void)
+{
+	int pipes[2];
+	pid_t pid;
+	char c;
+
+	ck_assert_int_eq(pipe2(pipes, O_CLOEXEC), 0);
+	pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		prctl(PR_SET_NAME, "other");
+		close(pipes[0]);
+		close(pipes[1]);
+		for (;;)
+			pause();
+	}
+	close(pipes[1]);
+	ck_assert_int_eq(read(pipes[0], &c, 1), 0); /* it has its name */
+	close(pipes[0]);
+	return str_printf("%ld\n", (long)pid);
+}
+
 static void check_private(void)
 {
 	struct stat st;
@@ -71,7 +96,8 @@ END_TEST
 
 START_TEST(another_user_keeps_nobody_from_starting)
 {
-	int stranger = open_file_of_all("1\n"), fd, other;
+	_cleanup_free_ char *program = start_other_program();
+	int stranger = open_file_of_all(program), fd, other;
 	struct error err = ERROR_INIT;
 
 	ck_assert_int_eq(flock(stranger, LOCK_EX | LOCK_NB), 0);
@@ -127,9 +153,10 @@ static void starter(int begin, int results, int end)
 START_TEST(of_many_at_once_one_gets_it)
 {
 	enum { ROUNDS = 50, STARTERS = 8 };
+	_cleanup_free_ char *program = start_other_program();
 
 	for (int round = 0; round < ROUNDS; round++) {
-		int stranger = open_file_of_all("1\n"), begin[2], results[2], end[2], got = 0;
+		int stranger = open_file_of_all(program), begin[2], results[2], end[2], got = 0;
 		char c;
 
 		ck_assert_int_eq(flock(stranger, LOCK_EX | LOCK_NB), 0);
