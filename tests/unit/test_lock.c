@@ -12,6 +12,19 @@
 
 #include "base/str.h"
 
+static bool without_modes; /* a file system on which all may open all files */
+
+int __real_fstat(int fd, struct stat *st);
+int __wrap_fstat(int fd, struct stat *st);
+int __wrap_fstat(int fd, struct stat *st)
+{
+	int r = __real_fstat(fd, st);
+
+	if (without_modes)
+		st->st_mode |= 0777;
+	return r;
+}
+
 struct place {
 	char *dir, *path;
 };
@@ -135,6 +148,21 @@ START_TEST(an_earlier_version_keeps_its_lock)
 }
 END_TEST
 
+/* What others may lock there cannot be helped: two services still exclude each other. */
+START_TEST(a_file_system_may_have_no_modes)
+{
+	struct error err = ERROR_INIT;
+	int fd, other;
+
+	without_modes = true;
+	ck_ok(lock_take("state_dir", place.dir, &fd, &err), &err);
+	ck_assert_int_eq(lock_take("state_dir", place.dir, &other, &err), -EBUSY);
+	close(fd);
+	ck_ok(lock_take("state_dir", place.dir, &fd, &err), &err);
+	close(fd);
+}
+END_TEST
+
 /* Takes the lock once all have started, and reports the result; holds it until all have reported. */
 static void starter(int begin, int results, int end)
 {
@@ -203,6 +231,7 @@ int main(void)
 	tcase_add_test(tc, the_second_is_refused);
 	tcase_add_test(tc, another_user_keeps_nobody_from_starting);
 	tcase_add_test(tc, an_earlier_version_keeps_its_lock);
+	tcase_add_test(tc, a_file_system_may_have_no_modes);
 	tcase_add_test(tc, of_many_at_once_one_gets_it);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
