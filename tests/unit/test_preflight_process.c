@@ -239,24 +239,27 @@ END_TEST
 
 START_TEST(a_process_is_killed)
 {
-	_cleanup_close_ int fd = make_request("hello");
 	struct preflight_process process;
 	struct error err = ERROR_INIT;
-	size_t before = open_fds_count();
+	size_t before = 0;
 	int pipes[2];
 
 	/* It would read from its standard input for ever. */
 	ck_assert_int_eq(pipe2(pipes, O_CLOEXEC), 0);
 	setenv("PREFLIGHT_ACT", "silent", 1);
-	ck_ok(preflight_process_start(event, launcher, pipes[0], &process, &err), &err);
-	while (count_starts(NULL) < 1)
-		turn();
-	settle();
-	preflight_process_kill(&process);
-	await_no_children();
+	for (int i = 1; i <= 4; i++) {
+		ck_ok(preflight_process_start(event, launcher, pipes[0], &process, &err), &err);
+		while (count_starts(NULL) < i)
+			turn();
+		preflight_process_kill(&process);
+		await_no_children();
+		/* Nothing stays open; the event loop has its own after the first. */
+		if (i == 1)
+			before = open_fds_count();
+		ck_assert_uint_eq(open_fds_count(), before);
+	}
 	close(pipes[0]);
 	close(pipes[1]);
-	ck_assert_uint_le(open_fds_count(), before + 2); /* those of the event loop */
 }
 END_TEST
 
