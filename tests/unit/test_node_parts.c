@@ -586,6 +586,7 @@ static char visited[400];
 static int visit(void *context, struct request *q, struct error *err)
 {
 	ck_assert_ptr_eq(context, &visits);
+	ck_assert_str_eq(q->user, ""); /* a record does not say it */
 	visits++;
 	snprintf(visited + strlen(visited), sizeof(visited) - strlen(visited),
 	         "%lld.%lld.%lld.%s:%s:%s:%d:%zu:%d ", (long long)q->run, (long long)q->attempt,

@@ -61,6 +61,8 @@ static int shut_down(void)
 }
 
 /* GPU 2 was broken from the start. */
+static bool nameless; /* device 0 has no UUID, and device 1 is a CPU slot */
+
 int __wrap_devices_find(const struct daemon_config *, int, struct devices *, struct error *);
 int __wrap_devices_find(const struct daemon_config *c, int hosts_slots, struct devices *out,
                         struct error *err)
@@ -98,6 +100,11 @@ int __wrap_devices_find(const struct daemon_config *c, int hosts_slots, struct d
 		for (int k = 0; k < 3; k++)
 			memcpy(out->links[i * 3 + k],
 			       (const char[]){'L', (char)('0' + i), (char)('0' + k), 0}, 4);
+	}
+	if (nameless) {
+		out->list[0].uuid[0] = out->list[1].uuid[0] = '\0';
+		out->list[1].gpu = false;
+		out->list[1].handle = NULL;
 	}
 	return 0;
 }
@@ -616,6 +623,30 @@ START_TEST(damaged_drains_keep_the_node_from_starting)
 }
 END_TEST
 
+/* A device without a UUID is known by its kind and its number, also to a later service. */
+START_TEST(a_drain_is_of_one_device)
+{
+	static const char text[] =
+	    "{\"devices\":[{\"device\":\"cpu-0\",\"reason\":\"a\"},{\"device\":\"gpu-0\",\"reason\":\"loud\","
+	    "\"by_hand\":true},"
+	    "{\"device\":\"gpu-1\",\"reason\":\"b\"},{\"device\":\"U-0\",\"reason\":\"c\"},"
+	    "{\"device\":\"cpu-1\",\"reason\":\"quiet\",\"by_hand\":true}]}";
+	_cleanup_free_ char *path = str_path_join(dir, "drained.json");
+	struct error err = ERROR_INIT;
+
+	slots_destroy(slots);
+	slots = NULL;
+	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
+	nameless = true;
+	ck_ok(create(&err), &err);
+	ck_assert_str_eq(slots_drained(slots, 0), "loud");
+	ck_assert_str_eq(slots_drained(slots, 1), "quiet");
+	ck_ok(slots_resume(slots, 1, &err), &err);
+	ck_assert_ptr_null(slots_drained(slots, 1));
+	ck_assert_str_eq(slots_drained(slots, 0), "loud");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("slots");
@@ -636,6 +667,7 @@ int main(void)
 	tcase_add_test(tc, memory_that_a_run_leaves_drains);
 	tcase_add_test(tc, a_watch_is_needed);
 	tcase_add_test(tc, drains_can_be_awaited);
+	tcase_add_test(tc, a_drain_is_of_one_device);
 	tcase_add_loop_test(tc, damaged_drains_keep_the_node_from_starting, 0, 2);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
