@@ -395,6 +395,28 @@ START_TEST(how_units_are_made_is_chosen)
 }
 END_TEST
 
+/* It is there again with the next attempt. Where attempts go on, it stays. */
+START_TEST(the_group_of_all_attempts_goes_with_the_service)
+{
+	const struct daemon_config config = {.launch = (char *)"process", .runtime_dir = dir};
+	_cleanup_free_ char *base = str_path_join(dir, "base"), *group = str_path_join(base, "7.1");
+
+	uid = 1000;
+	booted = 0;
+	for (int goes_on = 0; goes_on < 3; goes_on++) {
+		struct units *made = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_ok(units_create(event, &config, &made, &err), &err);
+		free(made->cgroups);
+		made->cgroups = goes_on < 2 ? strdup(base) : NULL;
+		ck_ok(file_mkdirs(goes_on ? group : base, 0755, &err), &err);
+		units_destroy(made);
+		ck_assert_int_eq(file_exists(base), goes_on > 0);
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("unit");
@@ -408,6 +430,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_unit_is_killed_until_it_is_empty, 0, 3);
 	tcase_add_test(tc, a_unit_has_names);
 	tcase_add_test(tc, how_units_are_made_is_chosen);
+	tcase_add_test(tc, the_group_of_all_attempts_goes_with_the_service);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

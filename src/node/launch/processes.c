@@ -56,7 +56,6 @@ static bool read_stat(pid_t pid, struct process *p, char *name, size_t name_size
 	p->pid = pid;
 	p->parent = parent;
 	p->session = session;
-	p->ours = false;
 	return true;
 }
 
