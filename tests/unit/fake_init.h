@@ -31,6 +31,7 @@ struct init {
 	const char *start_error; /* of StartTransientUnit; NULL: it starts the unit */
 	bool closes;             /* it closes the connection instead of an answer to that, */
 	bool starts, tells;      /* after it has started the unit, and has sent a signal of it */
+	bool late;               /* the time for the first answer runs out; `starts` as above */
 	int start_calls;
 	char names[5][64]; /* of the units that it lists */
 	const char *state; /* of the system; NULL: it does not say */
@@ -159,6 +160,11 @@ static int on_call(sd_bus_message *m, void *context, sd_bus_error *error)
 	if (str_eq(member, "StartTransientUnit") && i->start_error)
 		return sd_bus_reply_method_errorf(m, "org.freedesktop.systemd1.Refused", "%s",
 		                                  i->start_error);
+	if (str_eq(member, "StartTransientUnit") && i->late) {
+		i->late = false;
+		i->has_unit = i->starts;
+		return sd_bus_reply_method_errorf(m, SD_BUS_ERROR_NO_REPLY, "timed out");
+	}
 	if (str_eq(member, "StartTransientUnit") && i->closes) {
 		i->closes = false;
 		i->has_unit = i->starts;

@@ -256,6 +256,25 @@ START_TEST(a_unit_that_was_there_is_not_started_again)
 }
 END_TEST
 
+/* Whether it has started the unit, process 1 says when it is asked; if not, it is told once more. */
+START_TEST(an_answer_may_not_come_in_time)
+{
+	struct error err = ERROR_INIT;
+
+	init.late = true;
+	init.starts = _i;
+	open_units();
+	ck_ok(start_unit(&err), &err);
+	while (init.start_calls < 1 || !unit->seen)
+		ck_assert_int_ge(sd_event_run(event, UINT64_MAX), 0);
+	run_all();
+	ck_assert_int_eq(init.start_calls, _i ? 1 : 2);
+	ck_assert(init.has_unit);
+	ck_assert(unit_is_watched(unit));
+	ck_assert_int_eq(exited, 0);
+}
+END_TEST
+
 START_TEST(without_a_connection_nothing_is_known)
 {
 	sd_bus *bus;
@@ -293,6 +312,7 @@ int main(void)
 	tcase_add_test(tc, a_start_that_was_killed_is_not_sent_again);
 	tcase_add_test(tc, a_unit_without_a_path_is_refused);
 	tcase_add_loop_test(tc, a_unit_that_was_there_is_not_started_again, 0, 2);
+	tcase_add_loop_test(tc, an_answer_may_not_come_in_time, 0, 2);
 	tcase_add_test(tc, without_a_connection_nothing_is_known);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
