@@ -105,17 +105,6 @@ START_TEST(reports_are_lines)
 }
 END_TEST
 
-/* It was killed before it had read its command: the connection is reset. */
-START_TEST(a_connection_may_be_reset)
-{
-	launcher_confirm(launcher);
-	close(peer);
-	peer = -1;
-	check_told("closed\n");
-	ck_assert(!launcher_is_connected(launcher));
-}
-END_TEST
-
 /* Longer than what is read at once. */
 START_TEST(a_report_may_be_long)
 {
@@ -266,7 +255,6 @@ int main(void)
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 10);
 	tcase_add_test(tc, reports_are_lines);
-	tcase_add_test(tc, a_connection_may_be_reset);
 	tcase_add_test(tc, a_report_may_be_long);
 	tcase_add_test(tc, commands_are_lines);
 	tcase_add_test(tc, commands_wait_for_room);
