@@ -8,6 +8,7 @@
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 #include "wire/node_view.h"
+#include "wire/run_view.h"
 
 /* Borrows the strings of the report. */
 static bool describe(const struct daemon *d, size_t i, const struct report *report,
@@ -89,5 +90,5 @@ void route_local_end(void *context, struct http_request *r)
 	snprintf(reason, sizeof(reason), "it was ended on node %s by \"dtrain kill --local\"",
 	         d->settings->name);
 	node_end_run(d->node, run, reason);
-	http_reply_json(r, 202, json_pack("{s:I}", "run", (json_int_t)run));
+	http_reply_json(r, 202, run_accepted_encode(&(struct run_accepted){run, RUN_STOPPING}));
 }
