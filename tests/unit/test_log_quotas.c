@@ -273,7 +273,7 @@ START_TEST(the_end_does_not_wait_for_a_pass)
 	hold(false);
 	while (count() < 3)
 		usleep(1000);
-	/* Nobody hears of its result. */
+	/* Its result reaches no caller. */
 	ck_assert_int_eq(sd_event_run(service.event, 50000), 0);
 	ck_assert_int_eq(warnings, 0);
 	log_quotas_destroy(NULL);

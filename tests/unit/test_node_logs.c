@@ -344,7 +344,7 @@ START_TEST(what_is_appended_wakes_and_comes)
 }
 END_TEST
 
-/* Who has not been told that there is nothing to read is not woken, and nobody is woken twice. */
+/* Who has not been told that there is nothing to read is not woken, and no waiter is woken twice. */
 START_TEST(only_a_reader_that_waits_is_woken)
 {
 	_cleanup_(log_reader_closep) struct log_reader *reader = NULL;

@@ -224,7 +224,7 @@ START_TEST(a_start_that_fails_says_why)
 }
 END_TEST
 
-/* Who asked has gone: the start goes on, and its result is nobody's. */
+/* Who asked has gone: the start goes on, and its result reaches no caller. */
 START_TEST(a_caller_may_go_before_its_start_has_begun)
 {
 	for (int fails = 0; fails < 2; fails++) {

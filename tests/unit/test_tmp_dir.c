@@ -166,7 +166,7 @@ START_TEST(what_others_have_put_there_is_not_used)
 }
 END_TEST
 
-/* What is there already stays, and nobody is given it. */
+/* What is there already stays, with its owner. */
 START_TEST(what_cannot_be_removed_is_an_error)
 {
 	struct error err = ERROR_INIT;
