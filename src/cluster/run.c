@@ -225,8 +225,9 @@ void run_set_reason(struct run *r, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
-	s = strdup(str_make_utf8(text)); /* the cut may be within a character */
-	if (!s)                          /* then the one before stays */
+	/* The cut may be within a character. Without memory the reason before stays. */
+	s = strdup(str_make_utf8(text));
+	if (!s)
 		return;
 	free(r->reason);
 	r->reason = s;

@@ -2,9 +2,11 @@
 /*
  * bench_attention [SHAPE [AGAIN]]: compares the attention kernels of the engine with those of cuDNN on one
  * GPU, and the portable ones with Hopper's: time forward and backward, whether the results agree, whether
- * each gives the same bits again (AGAIN times, once by default), and whether "auto" chooses the faster.
- * SHAPE: those shapes alone whose name begins so. Prints one line and one JSON object for each shape, and a
- * summary; exit status 1 where they disagree, 77 without a GPU.
+ * each gives the same bits again, and whether "auto" chooses the faster. SHAPE: those shapes alone whose name
+ * begins so. AGAIN: so many times the backward pass of Hopper's kernels, or of the portable ones where there
+ * are none, has to give the same bits; once by default, as all others. Prints one line and one JSON object
+ * for each shape, and a summary; exit status 1 where they disagree, or no shape has that name, 77 without a
+ * GPU.
  */
 #include <errno.h>
 #include <math.h>
@@ -380,6 +382,8 @@ int main(int argc, char **argv)
 			bench_pass(&b, pass, &t);
 		release(&b);
 	}
+	if (shown == 0)
+		stop(&(struct error){.message = "no shape has a name that begins so"});
 	printf("cuDNN took %d of %d passes, slower than our own in %d; auto chose the faster in %d; worst "
 	       "difference %.3f%s%s\n",
 	       t.passes, shown * PASSES, t.slower, t.right, t.worst, t.wrong ? ": TOO MUCH" : "",

@@ -8,8 +8,7 @@
 struct cost_parts {
 	double block_forward, block_backward;
 	double again; /* of a block that recomputes */
-	double
-	    saved; /* of block_backward, in a block that keeps the outputs of norms and of the activation */
+	double saved; /* of block_backward, where a block keeps the outputs of norms and the activation */
 	double embedding_forward, embedding_backward, head;
 	double trained_blocks; /* the number of blocks that have a backward pass */
 };

@@ -11,6 +11,8 @@
 #include <errno.h>
 #include <math.h>
 
+#define LOG2_E 1.44269504088896341f
+
 /* Elements in 16 bytes. */
 template <typename T> constexpr int WIDE = 16 / (int)sizeof(T);
 

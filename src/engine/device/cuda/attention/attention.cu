@@ -174,7 +174,7 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 	if (wide && dev->attention_hopper[DEVICE_ATTENTION_BACKWARD] &&
 	    attention_backward_hopper(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o, delta,
 	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v)) {
-		if (2 * s.rotary_half != a->head_dim)
+		if (!rotates_heads(s))
 			rotation_undo(dev, a, d_q, d_k);
 		return;
 	}

@@ -9,8 +9,7 @@
 
 #include "engine/device/cuda/kernel.cuh"
 
-#define LOG2_E 1.44269504088896341f
-#define LN_2   0.69314718055994531f
+#define LN_2 0.69314718055994531f
 
 struct attention_shape {
 	int64_t queries; /* rows of q */
@@ -77,6 +76,12 @@ static __device__ __forceinline__ int64_t end_query(const attention_shape &a, in
 static __device__ __forceinline__ float capped(float score, float cap)
 {
 	return cap > 0 ? cap * tanhf(score / cap) : score;
+}
+
+/* Whether Hopper's kernels of the backward pass rotate gradients back: whole heads alone. */
+static __host__ __device__ __forceinline__ bool rotates_heads(const attention_shape &a)
+{
+	return 2 * a.rotary_half == a.head_dim;
 }
 
 /* Each file's part. `plain` is fp32 arithmetic in any type, head size and alignment, with caps; the others

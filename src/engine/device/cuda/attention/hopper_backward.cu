@@ -101,7 +101,7 @@ static __device__ __forceinline__ void rotate_rows(float (&x)[HD / 2], const att
 {
 	int row = first + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
 
-	if (2 * a.rotary_half != HD)
+	if (!rotates_heads(a))
 		return;
 #pragma unroll
 	for (int half = 0; half < 2; half++, row += 8) {

@@ -14,7 +14,6 @@
 #define MANY        1024
 #define AHEAD       4   /* packs under way */
 #define STATIC_MOST 512 /* bytes of shared memory beside the row */
-#define LOG2_E      1.44269504088896341f
 
 /* The sum of 2^(x · log2(e) - max) over the elements so far; max is the largest of them, times log2(e). */
 struct softmax {
