@@ -14,7 +14,7 @@ prefer() {
 	[ "$2" != kto ] || data=$tmp/labels.json
 	cat >"$tmp/$1.json" <<-EOF
 		{"task": "$2", "directory": "$tmp", "model": {${model:-"\"init\": \"$src/tests/engine/bytes\""}},
-		 "data": {"path": ["$data"], "template": "default", "max_length": 96, "eval_fraction": 2, "cache_dir": "$tmp/cache"},
+		 "data": {"path": ["$data"], "template": "default", "max_length": 96, "eval_fraction": ${held:-2}, "cache_dir": "$tmp/cache"},
 		 "train": {"max_steps": $steps, "micro_batch": $3, "accumulation": 2, "learning_rate": 0.001, "schedule": "constant",
 		           "precision": "${precision:-fp32}"${4:+, $4}},
 		 "output": {"dir": "$tmp/$1", "log_steps": 1, "save_steps": 3, "keep": 0, "resume": "${resume:-never}"}${5:+, $5}}
@@ -94,6 +94,19 @@ for task in dpo kto reward; do
 	done
 	precision=
 done
+
+# A short last step of three rows, of which one rank has one: with a vocabulary of this size ddp sends the rows of the embedding's gradients by
+# themselves.
+mkdir "$tmp/wide"
+cp "$src"/tests/engine/bytes/* "$tmp/wide/"
+sed -i -E 's/("vocab_size": )[0-9]+/\11024/' "$tmp/wide/config.json"
+held=5 model="\"init\": \"$tmp/wide\""
+prefer one-wide kto 2
+one one-wide
+prefer ddp-wide kto 1 "" '"parallel": {"strategy": "ddp"}'
+pair ddp-wide
+near one-wide ddp-wide 5e-5
+held='' model=''
 
 # A reference of its own: what a reward is, is beta times the difference of two models, each of which was measured alone.
 for run in a:one-dpo:one-dpo b:again-kto:again-kto ab:one-dpo:again-kto; do

@@ -107,16 +107,18 @@ static int64_t last_micro_step(const struct trainer *t)
 	return last;
 }
 
-/* The tokens of the last micro-step of a rank that has rows. */
-static int64_t gather_last(const struct trainer *t, int rank, int32_t *ids)
+/* The tokens of a rank in the micro-step in which its rows travel: in its last one that has any or, where all
+ * ranks run the same passes, in the last of these, in which this one may have none. */
+static int64_t gather_last(const struct trainer *t, int rank, int64_t last, int32_t *ids)
 {
-	int64_t batch = t->o.micro_batch, tokens = 0;
-	const int64_t *rows = t->all_rows + rank * batch;
+	int64_t batch = t->o.micro_batch, tokens = 0, a = last;
+	const int64_t *rows = t->all_rows + (a * t->world_size + rank) * batch;
 
-	for (int64_t a = t->o.accumulation - 1; a > 0; a--)
-		if (has_rows(t->all_rows + (a * t->world_size + rank) * batch, batch)) {
+	if (!trainer_prefers_together(t))
+		for (a = t->o.accumulation - 1; a >= 0; a--) {
 			rows = t->all_rows + (a * t->world_size + rank) * batch;
-			break;
+			if (has_rows(rows, batch))
+				break;
 		}
 	for (int64_t i = 0; i < batch; i++) {
 		struct dataset_row row;
@@ -131,14 +133,14 @@ static int64_t gather_last(const struct trainer *t, int rank, int32_t *ids)
 }
 
 /* What the other ranks' embeddings read last, where the rows of their gradients travel by themselves. */
-static void gather_ids(struct trainer *t)
+static void gather_ids(struct trainer *t, int64_t last)
 {
 	int64_t each = t->o.micro_batch * t->max_row;
 
 	if (!shard_gathers_rows(t->plan->shard))
 		return;
 	for (int r = 0; r < t->world_size; r++)
-		t->rank_tokens[r] = gather_last(t, r, t->rank_ids + r * each);
+		t->rank_tokens[r] = gather_last(t, r, last, t->rank_ids + r * each);
 	shard_set_rows(t->plan->shard, t->rank_tokens, t->rank_ids);
 }
 
@@ -157,7 +159,7 @@ static int accumulate(struct trainer *t, struct train_work *w, float scale, stru
 	sampler_step(&t->sampler, t->begun, t->rows);
 	last = last_micro_step(t);
 	begun = clock_monotonic();
-	gather_ids(t);
+	gather_ids(t, last);
 	w->data_seconds += clock_monotonic() - begun;
 	for (int64_t a = 0; a <= last; a++) {
 		begun = clock_monotonic();
