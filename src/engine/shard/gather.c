@@ -101,6 +101,15 @@ static struct shard_slot *slot_of(struct shard *s, int unit)
 	return NULL;
 }
 
+/* Whether a unit comes to a slot before it is needed. Where blocks in 4 bits are dequantized into the slot
+ * too, those that are needed before it would be written over it. */
+static bool comes_ahead(const struct shard *s, int unit)
+{
+	const struct shard_unit *u = &s->unit[unit];
+
+	return !u->whole_weights && !u->packed && !s->weights[u->weights_ring].packed;
+}
+
 /* The gathers of what comes after a unit. They are queued before the unit's own operations are: a collective
  * starts after what was queued before it, and so runs behind those. What is gathered from the host's memory
  * has come up while the unit before was computed. */
@@ -109,7 +118,7 @@ static void look_ahead(struct shard *s, struct shard_window *w, int unit, enum m
 	int most = shard_weight_slots(s) - 1;
 
 	for (int ahead = 0; ahead < most && shard_next_unit(s, &unit, &phase);) {
-		if (s->unit[unit].whole_weights || s->unit[unit].packed || shard_in_window(w, unit))
+		if (!comes_ahead(s, unit) || shard_in_window(w, unit))
 			continue;
 		w->unit[w->n++] = unit;
 		ahead++;

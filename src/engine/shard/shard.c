@@ -303,7 +303,6 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 	struct shard_ring *const rings[] = {s->weights, s->gradients, s->wire, s->own};
 	const enum dtype types[] = {s->o.type, DTYPE_F32, s->o.wire, DTYPE_F32};
 	struct shard_ring *r = &rings[kind][ring];
-	bool packed = false;
 	int members = 0;
 
 	*r = (struct shard_ring){0};
@@ -313,12 +312,12 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 		if (ring_of(u, kind) != ring || !comes(s, u, kind))
 			continue;
 		members++;
-		packed = packed || u->packed;
+		r->packed = r->packed || (kind == WEIGHTS && u->packed);
 		r->elements = MAX(r->elements, kind == OWN ? u->own : u->padded);
 	}
 	r->slots = MIN(members, most_slots(s, ring, kind));
 	/* Blocks in 4 bits are dequantized one at a time. */
-	if (kind == WEIGHTS && packed)
+	if (r->packed)
 		r->slots = 1;
 	for (int i = 0; i < r->slots; i++) {
 		r->slot[i].unit = -1;

@@ -193,6 +193,7 @@ enum { SHARD_STATE_BUFFERS = 3 };
 
 struct shard_ring {
 	int slots, next;
+	bool packed;      /* units in 4 bits are dequantized into its only slot, when they are needed */
 	int64_t elements; /* of the largest unit that comes here */
 	struct shard_slot slot[SHARD_SLOTS_MAX];
 };
