@@ -172,6 +172,32 @@ START_TEST(every_strategy_has_the_losses_of_ddp)
 }
 END_TEST
 
+/* Blocks of which some compute q, k and v as one product, and others one by one since a part of them is
+ * trained, have one memory for the codes of a block's weights where these are sharded. */
+START_TEST(blocks_that_divide_their_products_in_other_ways)
+{
+	static char *const modules[] = {"k_proj", NULL};
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(24, 9, 8, 50, true);
+	struct rank_run ddp[4] = {{.train = train}}, runs[4];
+
+	options(&ddp[0].o, 2, 3);
+	ddp[0].o.clip = 0;
+	ddp[0].o.tuning = (struct model_tuning){.kind = TUNE_SOME, .layers = 1, .modules = modules};
+	runs[0] = ddp[0];
+	runs[0].o.strategy = SHARD_ZERO3;
+	run_all(ddp, 2);
+	run_all(runs, 2);
+	/* Gradients of several micro-steps are summed in another order. */
+	for (int s = 0; s < STEPS; s++) {
+		ck_assert_double_eq_tol(runs[0].losses[s], ddp[0].losses[s], 1e-4);
+		ck_assert_double_eq_tol(runs[0].norms[s], ddp[0].norms[s], 1e-3 * ddp[0].norms[s]);
+	}
+	ck_assert_double_eq_tol(runs[0].eval, ddp[0].eval, 1e-4);
+	done(ddp, 2);
+	done(runs, 2);
+}
+END_TEST
+
 START_TEST(recompute_has_the_same_bits)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
@@ -343,6 +369,7 @@ int main(void)
 
 	tcase_set_timeout(t, 300);
 	tcase_add_loop_test(t, every_strategy_has_the_losses_of_ddp, 0, 2);
+	tcase_add_test(t, blocks_that_divide_their_products_in_other_ways);
 	tcase_add_test(t, recompute_has_the_same_bits);
 	tcase_add_loop_test(t, resume_is_bitwise, 0, 4);
 	tcase_add_test(t, weights_are_made_fp8_once_a_step);

@@ -46,6 +46,11 @@ static struct model_fp8_matrix weight_of(struct model *m, const struct model_fp8
 	                       .scale = w->scale};
 
 	if (w->unit != p->unit && !m->listing) {
+		/* Another unit may divide the group in other ways: all of its codes in this memory are old.
+		 */
+		for (int i = 0; i < FP8_PRODUCTS; i++)
+			if (first[i].unit != p->unit)
+				first[i].unit = -1;
 		quantize(m, &q, p->weight);
 		w->unit = p->unit;
 	}
