@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Steps a small model's weights by an optimizer with made-up gradients, and writes all of it for
- * optimizers.py, which does the same with PyTorch: optimizer_dump KIND RANKS STEPS NESTEROV DIRECTORY. */
+ * optimizers.py, which does the same with PyTorch: optimizer_dump KIND RANKS STEPS NESTEROV INTERMEDIATE
+ * DIRECTORY. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -194,18 +195,19 @@ int main(int argc, char **argv)
 	struct error err = ERROR_INIT;
 	struct model_config c;
 
-	if (argc != 6 || optimizer_parse(argv[1], &run.kind) < 0) {
-		fprintf(stderr, "usage: optimizer_dump KIND RANKS STEPS NESTEROV DIRECTORY\n");
+	if (argc != 7 || optimizer_parse(argv[1], &run.kind) < 0) {
+		fprintf(stderr, "usage: optimizer_dump KIND RANKS STEPS NESTEROV INTERMEDIATE DIRECTORY\n");
 		return 2;
 	}
 	run.ranks = atoi(argv[2]);
 	run.steps = atoi(argv[3]);
 	run.nesterov = atoi(argv[4]);
 	must(model_config_parse(config, strlen(config), "config", &c, &err), &err);
+	c.intermediate = atoi(argv[5]);
 	must(model_layout_create(&c, &run.layout, &err), &err);
-	run.initial = create(argv[5], "initial");
-	run.gradients = create(argv[5], "gradients");
-	run.final = create(argv[5], "final");
+	run.initial = create(argv[6], "initial");
+	run.gradients = create(argv[6], "gradients");
+	run.final = create(argv[6], "final");
 	write_all(run.initial, 0);
 	for (int step = 1; step <= run.steps; step++)
 		write_all(run.gradients, step);

@@ -110,10 +110,10 @@ def torch_muon(groups, nesterov):
     )
 
 
-def dump(program, kind, ranks, nesterov):
+def dump(program, kind, ranks, nesterov, intermediate):
     with tempfile.TemporaryDirectory() as where:
         out = subprocess.run(
-            [program, kind, str(ranks), str(STEPS), str(int(nesterov)), where],
+            [program, kind, str(ranks), str(STEPS), str(int(nesterov)), str(intermediate), where],
             check=True, capture_output=True, text=True,
         )
         lines = [line.split() for line in out.stdout.splitlines()]
@@ -159,13 +159,16 @@ def main():
         print(f"{what}: {error:.1e} of the largest movement{'' if ok else f', more than {most:.0e}'}")
 
     for kind, (make, variants) in KINDS.items():
-        for nesterov in variants:
+        # Of 1: matrices of one row and of one column.
+        cases = [(n, 48) for n in variants] + ([(False, 1)] if kind == "adafactor" else [])
+        for nesterov, intermediate in cases:
             for ranks in map(int, sys.argv[3:]):
-                parameters, initial, gradients, final = dump(program, kind, ranks, nesterov)
+                parameters, initial, gradients, final = dump(program, kind, ranks, nesterov, intermediate)
                 want = torch_steps(make, parameters, initial, gradients, nesterov)
                 # The sign that Lion takes turns over where rounding decides it; the ranks' shares are rounded.
                 most = 2.1e-2 if kind == "lion" else 1e-3 if kind == "muon" else 1e-4
-                check(f"{kind}{' with nesterov' if nesterov else ''}, {ranks} rank(s)", final, want, initial, most)
+                what = f"{kind}{' with nesterov' if nesterov else ''}{', matrices of one row' if intermediate == 1 else ''}"
+                check(f"{what}, {ranks} rank(s)", final, want, initial, most)
                 if kind == "muon" and ranks == 1:
                     want = torch_steps(torch_muon, parameters, initial, gradients, nesterov)
                     check(f"{kind}, torch.optim.Muon in bf16", final, want, initial, 5e-2)

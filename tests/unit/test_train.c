@@ -83,6 +83,7 @@ struct rank_run {
 	double losses[STEPS], norms[STEPS], eval_loss;
 	float *weights;
 	int64_t steps;
+	int intermediate; /* 0: that of the model */
 	/* Resume: save at `stop`, or start from what another saved. */
 	int64_t stop, start;
 	float *state[3];
@@ -128,6 +129,8 @@ static void *run_rank(void *context)
 	struct device *dev;
 
 	model(&c);
+	if (r->intermediate)
+		c.intermediate = r->intermediate;
 	if (r->o.preference.kind == PREFERENCE_REWARD)
 		model_config_set_scores(&c);
 	ck_ok(device_create(&(struct device_options){.threads = 1}, &dev, &err), &err);
@@ -425,15 +428,18 @@ START_TEST(padding_is_no_gradient)
 END_TEST
 
 /* A run that is stopped after a step and resumed from the saved state gives the same bits. */
-static void check_resume(const struct train_options *o, int world_size, int stop)
+static void check_resume(const struct train_options *o, int intermediate, int world_size, int stop)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
-	struct rank_run whole[8] = {{.train = train, .o = *o}}, first[8], second[8];
+	struct rank_run whole[8] = {{.train = train, .o = *o, .intermediate = intermediate}}, first[8],
+	                second[8];
 	_cleanup_(model_layout_freep) struct model_layout *l = NULL;
 	struct error err = ERROR_INIT;
 	struct model_config c;
 
 	model(&c);
+	if (intermediate)
+		c.intermediate = intermediate;
 	ck_ok(model_layout_create(&c, &l, &err), &err);
 	first[0] = whole[0];
 	first[0].stop = stop;
@@ -467,7 +473,7 @@ START_TEST(resume_is_bitwise)
 	o.precision = RESUME_PRECISION;
 	o.without_master = RESUME_WITHOUT_MASTER;
 	o.scaler.power = 25; /* overflows in the first steps */
-	check_resume(&o, 1 + _i % 2, 2 + _i % 4);
+	check_resume(&o, 0, 1 + _i % 2, 2 + _i % 4);
 }
 END_TEST
 
@@ -631,7 +637,9 @@ START_TEST(each_optimizer_resumes_to_the_bit)
 
 	optimizer_options(&o, _i / 2);
 	o.precision = _i % 2 ? DTYPE_BF16 : DTYPE_F32;
-	check_resume(&o, 1, 3);
+	check_resume(&o, 0, 1, 3);
+	/* Matrices of one row and of one column. */
+	check_resume(&o, 1, 1, 3);
 }
 END_TEST
 

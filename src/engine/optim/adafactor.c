@@ -2,7 +2,8 @@
 /*
  * Adafactor: the second moment of a matrix is the product of the means of its rows and of its columns, so
  * that it takes rows + cols values instead of rows · cols. A norm or bias of n elements has n rows of one
- * element, whose row means are the second moments themselves, and no columns.
+ * element, whose row means are the second moments themselves, and no columns; so has a matrix of one row or
+ * column, where the product of both means over the mean of row means is the square of the element.
  *
  * Every rank keeps all means. A step:
  *
@@ -66,7 +67,7 @@ static void update_means(struct optimizer *o, int i, double weight)
 
 	device_update(o->s->dev, NULL, NULL, DTYPE_F32, sums, means, NULL, rows, NULL, &h);
 	h.ratio = 1.0 / (double)rows;
-	if (p->matrix)
+	if (factor_divides(p))
 		device_update(o->s->dev, NULL, NULL, DTYPE_F32, factor_columns(p, sums),
 		              factor_columns(p, means), NULL, cols, NULL, &h);
 }
@@ -103,6 +104,16 @@ static int measure_weights(struct optimizer *o, double weight, struct error *err
 	return 0;
 }
 
+/* What the product of both means of an element is multiplied by. The least mean is PyTorch's: below it, the
+ * mean of the only row, or column, of a matrix is not divided out. */
+static double mean_factor(const struct optimizer *o, int i)
+{
+	const struct model_parameter *p = &o->layout->parameter[i];
+	double mean = o->row_means[i];
+
+	return p->matrix ? (factor_divides(p) ? 1 : mean) / MAX(mean, LEAST_MEAN) : 1;
+}
+
 /* Writes the direction over the gradients, and sums its squares. */
 static int make_directions(struct optimizer *o, const float *grad_scale, struct error *err)
 {
@@ -118,8 +129,7 @@ static int make_directions(struct optimizer *o, const float *grad_scale, struct 
 		if (range.n == 0)
 			continue;
 		device_factor_direction(o->s->dev, &f, range.gradient, grad_scale, means,
-		                        factor_columns(p, means),
-		                        (float)(p->matrix ? 1 / MAX(o->row_means[i], LEAST_MEAN) : 1),
+		                        factor_columns(p, means), (float)mean_factor(o, i),
 		                        (float)(LEAST_MEAN * LEAST_MEAN));
 		device_sum_squares(o->s->dev, range.gradient, DTYPE_F32, range.n, &o->sums[2 * i]);
 	}

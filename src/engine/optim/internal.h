@@ -100,26 +100,34 @@ int optimizer_muon(struct optimizer *o, const struct optimizer_options *options,
                    struct error *err);
 
 /* ---- Adafactor ---- */
+/* Whether means of rows and of columns stand for its second moments. A norm or a bias, and a matrix of one
+ * row or column, has as many rows of one element as it has elements, and no columns. */
+static inline bool factor_divides(const struct model_parameter *p)
+{
+	return p->matrix && p->shape[0] > 1 && p->shape[1] > 1;
+}
+
 static inline int64_t factor_rows(const struct model_parameter *p)
 {
-	return p->shape[0];
+	return factor_divides(p) ? p->shape[0] : p->count;
 }
 
 /* Elements of a row. */
 static inline int64_t factor_row_length(const struct model_parameter *p)
 {
-	return p->matrix ? p->shape[1] : 1;
+	return factor_divides(p) ? p->shape[1] : 1;
 }
 
-/* Means that are kept of a parameter: first those of its rows, then those of its columns. */
+/* Means that are kept of a parameter: first those of its rows, then those of its columns. At most as many as
+ * it has elements. */
 static inline int64_t factor_means(const struct model_parameter *p)
 {
-	return p->matrix ? p->shape[0] + p->shape[1] : p->shape[0];
+	return factor_divides(p) ? p->shape[0] + p->shape[1] : p->count;
 }
 
 static inline float *factor_columns(const struct model_parameter *p, float *means)
 {
-	return p->matrix ? means + factor_rows(p) : NULL;
+	return factor_divides(p) ? means + factor_rows(p) : NULL;
 }
 
 /* Whether Muon orthogonalizes it; the other parameters are AdamW's. */
