@@ -280,7 +280,8 @@ int training_start_weights(struct training *t, struct error *err)
 		warn_of_changes(t);
 	}
 	/* A checkpoint of an adapter does not have the model. */
-	if ((r = check_optimizer(t, err)) < 0 || (r = find_reference(t, err)) < 0 ||
+	if ((r = check_optimizer(t, err)) < 0 || (r = training_check_model(t, err)) < 0 ||
+	    (r = find_reference(t, err)) < 0 ||
 	    (trainer_layout(t->trainer)->adapts && (r = load_model(t, t->c->model.path, err)) < 0))
 		return r;
 	r = saver_resume(t->saver, &place, err);

@@ -62,5 +62,9 @@ int training_start_weights(struct training *t, struct error *err);
 /* What decides which rows a step sees. NULL: out of memory; the caller frees it. */
 char *training_fingerprint(const struct training *t);
 
+/* same_model.c: -EINVAL where the checkpoint that the run goes on from is of another model or adapter. Of the
+ * first rank; a checkpoint whose descriptions it does not find is taken as it is. */
+int training_check_model(const struct training *t, struct error *err);
+
 /* adapter_description.c: fills t->adapter from the options and the trainer's layout. */
 int training_describe_adapter(struct training *t, struct error *err);

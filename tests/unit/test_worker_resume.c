@@ -201,6 +201,26 @@ START_TEST(what_a_run_cannot_go_on_with)
 }
 END_TEST
 
+/* Its weights have the sizes of this model's, and would be taken. */
+START_TEST(a_checkpoint_of_another_model)
+{
+	_cleanup_free_ char *first = NULL, *config = worker_read(SRCDIR "/tests/engine/bytes/config.json");
+	char *at = strstr(config, "\"rope_theta\": 10000.0");
+
+	ck_assert_ptr_nonnull(at);
+	memcpy(at, "\"rope_theta\": 20000.0", strlen("\"rope_theta\": 20000.0"));
+	worker_file("theta.json", config);
+	first = worker_train("first", "output.save_steps=2");
+	worker_config("other", "train.max_steps=4", "model.init=theta.json",
+	              "model.tokenizer=" SRCDIR "/tests/engine/bytes");
+	worker_fails("other",
+	             "out/checkpoint-2 was saved with rope_theta 10000, and the run has 20000; expected "
+	             "10000, another output.dir, or output.resume = \"never\"");
+	worker_config_model("adapter", "train.max_steps=4", "lora.rank=4", "model.path=out/checkpoint-2");
+	worker_fails("adapter", "out/checkpoint-2 has a whole model, and the run trains an adapter");
+}
+END_TEST
+
 /* Of a damaged checkpoint the run says so, and goes on from the one before it. */
 START_TEST(a_damaged_checkpoint_is_skipped)
 {
@@ -242,6 +262,7 @@ int main(void)
 	tcase_add_test(t, a_run_may_be_made_longer_and_shorter);
 	tcase_add_test(t, a_run_that_goes_on_otherwise_is_told_so);
 	tcase_add_test(t, what_a_run_cannot_go_on_with);
+	tcase_add_test(t, a_checkpoint_of_another_model);
 	tcase_add_test(t, a_damaged_checkpoint_is_skipped);
 	tcase_add_test(t, a_final_model_that_cannot_be_saved_is_an_error);
 	suite_add_tcase(suite, t);

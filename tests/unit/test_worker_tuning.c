@@ -162,6 +162,34 @@ START_TEST(an_adapter_is_resumed)
 }
 END_TEST
 
+/* The weights of its checkpoint may have the sizes of another adapter's. */
+START_TEST(another_adapter_is_not_resumed)
+{
+	static const struct {
+		const char *set, *words;
+	} others[] = {
+	    {"lora.rank=8", "out/checkpoint-2 was saved with lora.rank 4, and the run has 8; expected 4"},
+	    {"lora.alpha=64",
+	     "out/checkpoint-2 was saved with lora.alpha 16, and the run has 64; expected 16"},
+	    {"lora.rslora=true", "out/checkpoint-2 was saved with lora.rslora = false; expected the same"},
+	    {"lora.dora=true", "out/checkpoint-2 was saved with lora.dora = false; expected the same"},
+	    {"lora.target=q_proj",
+	     "out/checkpoint-2 was saved with other modules of lora.target; expected those"},
+	    {"lora.modules_to_save=norm",
+	     "out/checkpoint-2 was saved with other modules of lora.modules_to_save"}};
+	_cleanup_free_ char *first =
+	    worker_train_model("first", "lora.rank=4", "lora.alpha=16", "output.save_steps=2");
+
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+		worker_config_model("other", "lora.rank=4", "lora.alpha=16", "train.max_steps=4",
+		                    others[i].set);
+		worker_fails("other", others[i].words);
+	}
+	worker_config_model("whole", "train.max_steps=4");
+	worker_fails("whole", "out/checkpoint-2 has an adapter, and the run trains a whole model");
+}
+END_TEST
+
 /* Whoever reads the weights, all ranks have them. */
 START_TEST(weights_may_be_read_by_one_rank)
 {
@@ -406,6 +434,7 @@ int main(void)
 	tcase_add_test(t, pissa_starts_from_the_singular_vectors);
 	tcase_add_test(t, an_adapter_goes_on_from_another);
 	tcase_add_test(t, an_adapter_is_resumed);
+	tcase_add_test(t, another_adapter_is_not_resumed);
 	tcase_add_test(t, weights_may_be_read_by_one_rank);
 	tcase_add_test(t, a_model_begins_at_random_by_its_seed);
 	tcase_add_test(t, the_reference_of_preferences_is_kept);
