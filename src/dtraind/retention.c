@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Removes the files of old runs in the background: one removal at a time. */
+/*
+ * Removes the files of old runs in the background: one removal at a time. A run that has not ended keeps its
+ * files on all nodes, also where no attempt of it is under way: the controller is asked first which these
+ * runs are, and where it does not answer, nothing is removed.
+ */
 #include "dtraind/retention.h"
 
 #include <errno.h>
@@ -8,21 +12,28 @@
 
 #include "base/background.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "controller/runs.h"
+#include "dtraind/leader.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 #include "node/run_files.h"
+#include "wire/error_answer.h"
 
-/* Seconds: between two removals; the first; until a removal is no longer waited for. */
-static const double EACH = 3600, FIRST = 60, LONGEST = 600;
+/* Seconds: between two removals; the first, and the next one after the controller has not answered; until a
+ * removal is no longer waited for; and the controller. */
+static const double EACH = 3600, FIRST = 60, LONGEST = 600, ANSWER = 30;
 
 struct retention {
 	struct daemon *daemon;
 	sd_event_source *timer;
-	struct background *work;      /* NULL: none is under way */
-	struct http_request *request; /* that waits for it; NULL: none */
+	struct http_transfer *question; /* to the controller; NULL: none is under way */
+	struct prune_request asked;     /* what is removed when it has answered */
+	struct background *work;        /* NULL: none is under way */
+	struct http_request *request;   /* that waits for it; NULL: none */
+	bool unanswered;                /* the last question was, and this was logged */
 };
 
 /* What the thread has: copies. */
@@ -84,18 +95,18 @@ static void on_done(void *context, void *data)
 }
 
 /* Those that the controller has not ended, and those of which this node has an attempt that has not. */
-static int list_in_use(const struct daemon *d, struct job *job)
+static int list_in_use(const struct daemon *d, const struct active_runs *active, struct job *job)
 {
-	size_t active = d->controller ? controller_active_count(d->controller) : 0, here = 0, n = 0;
+	size_t here = 0, n = active->count;
 	const struct report *report;
 
 	while (node_attempt(d->node, here))
 		here++;
-	job->in_use = calloc(active + here + 1, sizeof(*job->in_use));
+	job->in_use = calloc(active->count + here + 1, sizeof(*job->in_use));
 	if (!job->in_use)
 		return -ENOMEM;
-	for (size_t i = 0; i < active; i++)
-		job->in_use[n++] = controller_active_run(d->controller, i)->id;
+	if (n > 0)
+		memcpy(job->in_use, active->runs, n * sizeof(*job->in_use));
 	for (size_t i = 0; i < here && (report = node_attempt(d->node, i)); i++)
 		if (report->state != ATTEMPT_ENDED)
 			job->in_use[n++] = report->run;
@@ -104,7 +115,8 @@ static int list_in_use(const struct daemon *d, struct job *job)
 	return 0;
 }
 
-static int start(struct retention *t, const struct prune_request *request, struct error *err)
+static int remove_others(struct retention *t, const struct prune_request *request,
+                         const struct active_runs *active, struct error *err)
 {
 	const struct daemon_config *config = t->daemon->settings->config;
 	struct job *job = calloc(1, sizeof(*job));
@@ -119,7 +131,7 @@ static int start(struct retention *t, const struct prune_request *request, struc
 		return error_oom(err);
 	job->logs = strdup(config->log_dir);
 	job->metrics = str_path_join(config->state_dir, "runs");
-	if (!job->logs || !job->metrics || list_in_use(t->daemon, job) < 0) {
+	if (!job->logs || !job->metrics || list_in_use(t->daemon, active, job) < 0) {
 		release(job);
 		return error_oom(err);
 	}
@@ -132,6 +144,91 @@ static int start(struct retention *t, const struct prune_request *request, struc
 	return background_start(t->daemon->event, &task, &t->work, err);
 }
 
+static int read_answer(const struct http_answer *a, struct active_runs *active, struct error *err)
+{
+	_cleanup_json_ json_t *json = a->len ? json_loadb(a->body, a->len, 0, NULL) : NULL;
+	struct error_answer refusal;
+
+	if (a->status == 0)
+		return error_set(err, a->error.code < 0 ? a->error.code : -EIO, "%s", a->error.message);
+	if (a->status == 200)
+		return active_runs_decode(json, active, err);
+	error_answer_read(json, &refusal);
+	return error_set(err, -EREMOTEIO, "%s",
+	                 refusal.message ? refusal.message : "it answers with an error");
+}
+
+static void on_answer(void *context, const struct http_answer *a)
+{
+	struct retention *t = context;
+	_cleanup_(active_runs_release) struct active_runs active = {0};
+	struct http_request *request = t->request;
+	struct error why = ERROR_INIT, err = ERROR_INIT;
+	int r = read_answer(a, &active, &why);
+	bool unanswered = r < 0;
+
+	t->question = NULL;
+	if (r == 0)
+		r = remove_others(t, &t->asked, &active, &err);
+	else
+		error_set(&err, r, "the controller %s does not say which runs have not ended: %s",
+		          leader_peer(t->daemon).name, why.message);
+	if (r < 0 && request) {
+		t->request = NULL;
+		http_request_on_close(request, NULL, NULL);
+		http_reply_error(request, unanswered ? 502 : 500, unanswered ? "unreachable" : "prune", "%s",
+		                 err.message);
+	} else if (r < 0 && !(unanswered && t->unanswered))
+		log_warn("files of old runs are left: %s", err.message);
+	t->unanswered = unanswered && (t->unanswered || !request);
+	if (unanswered && !request)
+		sd_event_source_set_time_relative(t->timer, (uint64_t)(FIRST * 1e6));
+}
+
+static int ask_controller(struct retention *t, const struct prune_request *request, struct error *err)
+{
+	const struct peer to = leader_peer(t->daemon);
+	const struct http_call call = {.method = "GET",
+	                               .address = to.address,
+	                               .port = to.port,
+	                               .node = to.name,
+	                               .target = "/v1/peer/active-runs",
+	                               .timeout = ANSWER,
+	                               .context = t,
+	                               .on_done = on_answer};
+
+	t->asked = *request;
+	return http_client_call(t->daemon->client, &call, &t->question, err);
+}
+
+/* Of this node's controller. */
+static int list_active(const struct controller *c, struct active_runs *out, struct error *err)
+{
+	size_t n = controller_active_count(c);
+
+	out->runs = calloc(n + 1, sizeof(*out->runs));
+	if (!out->runs)
+		return error_oom(err);
+	for (; out->count < n; out->count++)
+		out->runs[out->count] = controller_active_run(c, out->count)->id;
+	return 0;
+}
+
+static int start(struct retention *t, const struct prune_request *request, struct error *err)
+{
+	const struct controller *c = t->daemon->controller;
+	_cleanup_(active_runs_release) struct active_runs active = {0};
+
+	if (!c)
+		return ask_controller(t, request, err);
+	return list_active(c, &active, err) < 0 ? err->code : remove_others(t, request, &active, err);
+}
+
+static bool is_under_way(const struct retention *t)
+{
+	return t->work || t->question;
+}
+
 static int on_timer(sd_event_source *source, uint64_t usec, void *context)
 {
 	const struct prune_request configured = {.days = -1, .runs = -1};
@@ -139,7 +236,8 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *context)
 	const struct daemon_config *config = t->daemon->settings->config;
 	struct error err = ERROR_INIT;
 
-	if (!t->work && (config->keep_days > 0 || config->keep_runs > 0) && start(t, &configured, &err) < 0)
+	if (!is_under_way(t) && (config->keep_days > 0 || config->keep_runs > 0) &&
+	    start(t, &configured, &err) < 0)
 		log_warn("files of old runs are left: %s", err.message);
 	sd_event_source_set_time_relative(source, (uint64_t)(EACH * 1e6));
 	return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
@@ -167,6 +265,7 @@ void retention_destroy(struct retention *t)
 {
 	if (!t)
 		return;
+	http_transfer_cancel(t->question);
 	background_cancel(t->work);
 	if (t->request)
 		http_request_on_close(t->request, NULL, NULL);
@@ -192,7 +291,7 @@ void route_prune(void *context, struct http_request *r)
 		http_reply_error(r, 403, "not-allowed", "only administrators may remove the files of runs");
 		return;
 	}
-	if (t->work) {
+	if (is_under_way(t)) {
 		http_reply_error(r, 409, "under-way", "files of old runs are being removed already");
 		return;
 	}
@@ -211,4 +310,16 @@ void route_prune(void *context, struct http_request *r)
 	}
 	t->request = r;
 	http_request_on_close(r, on_closed, t);
+}
+
+void route_peer_active_runs(void *context, struct http_request *r)
+{
+	struct daemon *d = context;
+	_cleanup_(active_runs_release) struct active_runs active = {0};
+	struct error err = ERROR_INIT;
+
+	if (list_active(d->controller, &active, &err) < 0)
+		http_reply_error(r, 500, "out-of-memory", "%s", err.message);
+	else
+		http_reply_json(r, 200, active_runs_encode(&active));
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The tables of POST /v1/prune. */
+/* The tables of POST /v1/prune and of GET /v1/peer/active-runs. */
 #include "wire/prune.h"
 
 #define F(...) MESSAGE_FIELD(prune_request, __VA_ARGS__)
@@ -36,3 +36,14 @@ static const struct field answer_fields[] = {
 const struct message prune_answer_message = {"answer to a prune request", sizeof(struct prune_answer),
                                              answer_fields, ARRAY_SIZE(answer_fields), MESSAGE_OPEN};
 MESSAGE_DEFINE_DECODE(prune_answer)
+
+#undef F
+#define F(...) MESSAGE_FIELD(active_runs, __VA_ARGS__)
+
+static const struct field active_fields[] = {
+    F(runs, FIELD_INTS, FIELD_REQUIRED, .count_offset = offsetof(struct active_runs, count), .min = 1,
+      .max = INT64_MAX),
+};
+const struct message active_runs_message = {"active runs", sizeof(struct active_runs), active_fields,
+                                            ARRAY_SIZE(active_fields), MESSAGE_VERSIONED};
+MESSAGE_DEFINE_DECODE(active_runs)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a node keeps of runs that have ended, and the removal of what is older: the question and the answer of
- * POST /v1/prune. */
+ * POST /v1/prune, and which runs have not ended. */
 #pragma once
 
 #include "wire/message.h"
@@ -29,3 +29,11 @@ struct prune_answer {
 };
 
 MESSAGE_DECLARE(prune_answer)
+
+/* GET /v1/peer/active-runs: the runs that have not ended, whose files stay on all nodes. */
+struct active_runs {
+	int64_t *runs;
+	size_t count;
+};
+
+MESSAGE_DECLARE(active_runs)

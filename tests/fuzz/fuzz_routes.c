@@ -127,6 +127,7 @@ static const struct rule {
     {route_peer_reports, SERVICE, AT_ONCE},
     {route_peer_heartbeat, SERVICE, AT_ONCE},
     {route_peer_short_heartbeat, SERVICE, AT_ONCE},
+    {route_peer_active_runs, SERVICE, AT_ONCE},
     {route_peer_drain, CONTROLLER, THREAD},
     {route_peer_resume, CONTROLLER, THREAD},
     {route_peer_logs, CONTROLLER, AT_ONCE},

@@ -73,6 +73,7 @@ DEFINE_TRY(foreign_stopped)
 DEFINE_TRY(preflight_request)
 DEFINE_TRY(prune_request)
 DEFINE_TRY(prune_answer)
+DEFINE_TRY(active_runs)
 DEFINE_TRY(preflight_line)
 DEFINE_TRY(launch_description)
 DEFINE_TRY(launch_command)
@@ -104,25 +105,16 @@ static void try_lenient(const json_t *json)
 }
 
 static void (*const tries[])(const json_t *) = {
-    try_start_request,   try_node_position,
-    try_stop_request,    try_drain_request,
-    try_report,          try_launch_report,
-    try_heartbeat,       try_heartbeat_answer,
-    try_short_heartbeat, try_device_list,
-    try_node_list,       try_node_drained,
-    try_device_drained,  try_run_list,
-    try_run_accepted,    try_run_event,
-    try_submit_request,  try_worker_event,
-    try_service_version, try_runs_ended,
-    try_foreign_stopped, try_preflight_request,
-    try_prune_request,   try_prune_answer,
-    try_preflight_line,  try_launch_description,
-    try_launch_command,  try_start_record,
-    try_run_record,      try_metrics_report,
-    try_metrics_mark,    try_metrics_step,
-    try_membership,      try_drain_list,
-    try_known_clusters,  try_run_entry,
-    try_run_origin,      try_lenient,
+    try_start_request,   try_node_position,      try_stop_request,    try_drain_request,
+    try_report,          try_launch_report,      try_heartbeat,       try_heartbeat_answer,
+    try_short_heartbeat, try_device_list,        try_node_list,       try_node_drained,
+    try_device_drained,  try_run_list,           try_run_accepted,    try_run_event,
+    try_submit_request,  try_worker_event,       try_service_version, try_runs_ended,
+    try_foreign_stopped, try_preflight_request,  try_prune_request,   try_prune_answer,
+    try_preflight_line,  try_launch_description, try_launch_command,  try_start_record,
+    try_run_record,      try_metrics_report,     try_metrics_mark,    try_metrics_step,
+    try_membership,      try_drain_list,         try_known_clusters,  try_run_entry,
+    try_run_origin,      try_active_runs,        try_lenient,
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

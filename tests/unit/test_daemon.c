@@ -178,6 +178,7 @@ static const struct row rows[] = {
     {"POST", "/v1/peer/reports", "[]", NOBODY},
     {"POST", "/v1/peer/heartbeat", "{}", NOBODY},
     {"POST", "/v1/peer/heartbeat/short", "{}", NOBODY},
+    {"GET", "/v1/peer/active-runs", NULL, NOBODY},
     {"POST", "/v1/peer/devices/0/drain", NULL, NOBODY},
     {"POST", "/v1/peer/devices/0/resume", NULL, NOBODY},
     {"GET", "/v1/peer/logs?run=1&attempt=1&rank=0", NULL, NOBODY},

@@ -128,6 +128,8 @@ START_TEST(a_node_speaks_for_itself_alone)
 	    {"n2", "POST", "/v1/peer/heartbeat", HEARTBEAT("n2", REPORT("n1")), false, 403},
 	    {"n2", "POST", "/v1/peer/reports", "[" REPORT("n2") "," REPORT("n1") "]", false, 403},
 	    {"n2", "POST", "/v1/peer/reports", "[" REPORT("n2") "]", false, 200},
+	    {"n2", "GET", "/v1/peer/active-runs", NULL, false, 200},
+	    {"n1", "GET", "/v1/peer/active-runs", NULL, true, 421},
 	    {"n2", "GET", "/v1/version", NULL, false, 200},
 	};
 	struct raw_request drain = {.method = "POST", .target = "/v1/nodes/n2/drain"};

@@ -50,6 +50,8 @@ static const struct row rows[] = {
     {"GET", "/v1/runs/1/metrics?follow=1", NULL, 200, STREAM},
     {"GET", "/v1/runs/2/logs", NULL, 200, USER},
     {"GET", "/v1/runs/2/logs?rank=all", NULL, 200, USER},
+    {"GET", "/v1/runs/2/logs?rank=all&positions=1", NULL, 200, USER},
+    {"GET", "/v1/runs/2/metrics?positions=1&file=1&offset=0", NULL, 200, USER},
     {"GET", "/v1/runs/1/logs?follow=1", NULL, 200, STREAM},
     {"POST", "/v1/runs/1/events", "{\"kind\":\"error\",\"rank\":0,\"message\":\"m\"}", 200, USER},
     {"PUT", "/v1/runs/1/rendezvous/key", "value", 200, USER},
@@ -74,7 +76,9 @@ static const struct row rows[] = {
     {"POST", "/v1/peer/heartbeat", "{\"node\":\"n3\"}", 400, PEER},
     {"POST", "/v1/peer/heartbeat/short", "{\"node\":\"n2\",\"instance\":\"i\",\"sequence\":1,\"whole\":1}",
      409, PEER},
+    {"GET", "/v1/peer/active-runs", NULL, 200, PEER},
     {"GET", "/v1/peer/logs?run=2&attempt=1&rank=0", NULL, 200, PEER},
+    {"GET", "/v1/peer/logs?run=2&attempt=1&rank=0&positions=1&offset=1", NULL, 200, PEER},
 };
 
 struct service {

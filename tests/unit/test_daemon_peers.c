@@ -86,6 +86,7 @@ static const struct row rows_of_controller[] = {
     {"POST", "/v1/peer/heartbeat", HEARTBEAT("n3"), NULL, 404, "no-such-node"},
     {"POST", "/v1/peer/heartbeat", "[]", NULL, 400, "bad-json"},
     {"POST", "/v1/peer/heartbeat", "{\"node\":\"n2\"}", NULL, 400, "bad-json"},
+    {"GET", "/v1/peer/active-runs", NULL, NULL, 200, NULL},
     {"POST", "/v1/peer/reports", "[]", NULL, 200, NULL},
     {"POST", "/v1/peer/reports", "{}", NULL, 400, "bad-json"},
     /* Requests of a controller. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* When the files of old runs are removed, which runs stay, and what is answered to who asks for it. Server,
- * node, controller and the removal itself are stand-ins. */
+ * client, node, controller and the removal itself are stand-ins. */
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -11,6 +11,7 @@
 #include "dtraind/retention.h"
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
+#include "fake_client.h"
 #include "fake_request.h"
 #include "node/run_files.h"
 #include "quick_timer.h"
@@ -110,6 +111,7 @@ static void setup(void)
 	quick_timer.scale = scale;
 	d.controller = (struct controller *)&d; /* never looked into */
 	request = (struct http_request){.body = "{}", .caller = {.admin = true}};
+	fake_leader.asked = (struct peer){"n1", "a1", 1};
 	ck_assert_int_ge(sd_event_new(&d.event), 0);
 	ck_ok(retention_create(&d, &d.retention, &err), &err);
 }
@@ -119,6 +121,7 @@ static void teardown(void)
 	fake_request_close(&request);
 	retention_destroy(d.retention);
 	sd_event_unref(d.event);
+	fake_client_release();
 }
 
 static void turn(void)
@@ -135,6 +138,12 @@ static void await_ticks(int n)
 static void await_count(int n)
 {
 	while (count() < n)
+		turn();
+}
+
+static void await_calls(size_t n)
+{
+	while (fake_client.count < n)
 		turn();
 }
 
@@ -172,14 +181,114 @@ START_TEST(each_limit_removes_by_itself)
 }
 END_TEST
 
-START_TEST(a_node_without_a_controller_knows_its_own_attempts)
+/* Without the controller's word, the node would take runs for ended that wait in the queue, or go on on other
+ * nodes. */
+START_TEST(a_node_asks_the_controller_which_runs_have_not_ended)
 {
 	d.controller = NULL;
 	config.keep_runs = 5;
+	await_calls(1);
+	ck_assert_str_eq(fake_client_last()->text, "GET n1 at a1:1 /v1/peer/active-runs");
+	await_ticks(5);
+	ck_assert_uint_eq(fake_client.count, 1);
+	ck_assert_int_eq(count(), 0);
+	fake_client_answer(fake_client_last(), 200, NULL, "{\"runs\":[5,6],\"version\":\"9\"}", 0, true);
 	await_count(1);
 	pthread_mutex_lock(&lock);
-	ck_assert_str_eq(plan.data, "logs state/runs days 0 runs 5, in use 8");
+	ck_assert_str_eq(plan.data, "logs state/runs days 0 runs 5, in use 5 6 8");
 	pthread_mutex_unlock(&lock);
+	await_calls(2);
+}
+END_TEST
+
+static const struct silence {
+	int status;
+	const char *body;
+	int code;
+	const char *why;
+} silences[] = {
+    {0, NULL, -ETIMEDOUT, "it broke"},
+    {404, "{\"error\":{\"code\":\"no-such-route\",\"message\":\"there is no such route\"}}", 0,
+     "there is no such route"},
+    {503, "", 0, "it answers with an error"},
+    {200, "{\"runs\":[0]}", 0, "active runs: runs: 0 is out of range"},
+    {200, "{}", 0, "active runs: "},
+};
+
+START_TEST(without_its_answer_nothing_is_removed)
+{
+	const struct silence *s = &silences[_i];
+
+	d.controller = NULL;
+	config.keep_runs = 5;
+	for (size_t asked = 1; asked <= 2; asked++) {
+		await_calls(asked);
+		fake_client_answer(fake_client_last(), s->status, NULL, s->body, s->code, true);
+		ck_assert_uint_eq(quick_timer.last, 60000000); /* it is asked again soon */
+	}
+	ck_assert_int_eq(count(), 0);
+}
+END_TEST
+
+START_TEST(who_asks_for_a_removal_reads_that_there_was_no_answer)
+{
+	const struct silence *s = &silences[_i];
+	_cleanup_free_ char *want = str_printf(
+	    "502 unreachable: the controller n1 does not say which runs have not ended: %s", s->why);
+
+	d.controller = NULL;
+	route_prune(&d, &request);
+	fake_client_answer(fake_client_last(), s->status, NULL, s->body, s->code, true);
+	ck_assert_ptr_nonnull(request.answer);
+	ck_assert_msg(str_starts(request.answer, want), "%s", request.answer);
+	ck_assert_ptr_null(request.closed);
+	ck_assert_int_eq(count(), 0);
+	/* The next one may come, and has its own limits. */
+	fake_request_close(&request);
+	request.body = "{\"runs\": 2, \"dry_run\": true}";
+	route_prune(&d, &request);
+	ck_assert_ptr_null(request.answer);
+	fake_client_answer(fake_client_last(), 200, NULL, "{\"runs\":[]}", 0, true);
+	ck_assert(str_starts(await_answer(), "200 "));
+	pthread_mutex_lock(&lock);
+	ck_assert_str_eq(plan.data, "logs state/runs days 0 runs 2 dry, in use 8");
+	pthread_mutex_unlock(&lock);
+}
+END_TEST
+
+START_TEST(a_question_that_cannot_be_asked_is_an_error)
+{
+	d.controller = NULL;
+	fake_client.refusal = "no key";
+	route_prune(&d, &request);
+	ck_assert_str_eq(request.answer, "500 prune: no key");
+}
+END_TEST
+
+START_TEST(one_question_is_under_way_at_a_time)
+{
+	d.controller = NULL;
+	route_prune(&d, &request);
+	fake_request_close(&request);
+	route_prune(&d, &request);
+	ck_assert_str_eq(request.answer, "409 under-way: files of old runs are being removed already");
+	/* Its caller has gone. */
+	fake_request_close(&request);
+	fake_client_answer(fake_client_last(), 0, NULL, NULL, -ECONNREFUSED, false);
+	ck_assert_ptr_null(request.answer);
+	/* The end of the service does not wait. */
+	route_prune(&d, &request);
+	retention_destroy(d.retention);
+	d.retention = NULL;
+	ck_assert(fake_client_last()->cancelled);
+	ck_assert_ptr_null(request.closed);
+}
+END_TEST
+
+START_TEST(the_controller_says_which_runs_have_not_ended)
+{
+	route_peer_active_runs(&d, &request);
+	ck_assert_str_eq(request.answer, "200 {\"runs\":[3,4],\"version\":\"" DTRAIN_VERSION "\"}");
 }
 END_TEST
 
@@ -311,7 +420,13 @@ int main(void)
 	suite_add_tcase(s, c);
 	tcase_add_test(c, without_a_limit_nothing_is_removed);
 	tcase_add_loop_test(c, each_limit_removes_by_itself, 0, 2);
-	tcase_add_test(c, a_node_without_a_controller_knows_its_own_attempts);
+	tcase_add_test(c, a_node_asks_the_controller_which_runs_have_not_ended);
+	tcase_add_loop_test(c, without_its_answer_nothing_is_removed, 0, ARRAY_SIZE(silences));
+	tcase_add_loop_test(c, who_asks_for_a_removal_reads_that_there_was_no_answer, 0,
+	                    ARRAY_SIZE(silences));
+	tcase_add_test(c, a_question_that_cannot_be_asked_is_an_error);
+	tcase_add_test(c, one_question_is_under_way_at_a_time);
+	tcase_add_test(c, the_controller_says_which_runs_have_not_ended);
 	tcase_add_test(c, one_removal_is_under_way_at_a_time);
 	tcase_add_test(c, a_request_has_its_answer);
 	tcase_add_test(c, who_may_not_and_what_is_wrong_is_refused);

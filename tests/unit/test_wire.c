@@ -48,7 +48,7 @@
 	X(launch_command) X(launch_description) X(start_record) X(heartbeat) X(heartbeat_answer) X(short_heartbeat) \
 	X(device_info) X(node_list) X(device_list) X(node_drained) X(device_drained) X(run_view) \
 	X(run_list) X(run_accepted) X(run_event) X(submit_request) X(worker_event) X(service_version) \
-	X(runs_ended) X(foreign_stopped) X(prune_request) X(prune_answer) X(node_fenced) X(local_runs) \
+	X(runs_ended) X(foreign_stopped) X(prune_request) X(prune_answer) X(active_runs) X(node_fenced) X(local_runs) \
 	X(preflight_request) X(preflight_line) X(run_record) X(run_entry) X(run_origin) X(membership) \
 	X(drain_list) X(known_clusters) X(metrics_report) X(metrics_mark) X(metrics_step)
 /* clang-format on */
@@ -291,6 +291,7 @@ static const struct sample {
     {"answer to a prune request", pass_prune_answer,
      "{\"runs\":[{\"run\":3,\"bytes\":9,\"changed\":1.5}],\"kept\":7,\"error\":\"why\"}", "runs.0.run",
      "runs.0.bytes", NULL},
+    {"active runs", pass_active_runs, "{\"runs\":[3,17]}", "runs", "runs", ""},
     {"node", pass_node_fenced, "{\"name\":\"n1\",\"parts\":2}", "name", "parts", NULL},
     {"list of runs", pass_local_runs,
      "{\"runs\":[{\"run\":5,\"attempt\":1,\"cluster\":\"b2\",\"epoch\":1,\"user\":\"bob\",\"name\":\"x\","

@@ -421,6 +421,8 @@ static const struct {
     {pass_prune_answer, "runs", OTHER, 0, 0, NULL},
     {pass_prune_answer, "kept", INTEGER, 0, INT64_MAX, NULL},
     {pass_prune_answer, "error", TEXT, 0, 0, ""},
+    {pass_active_runs, "runs.0", INTEGER, 1, INT64_MAX, ELEMENT},
+    {pass_active_runs, "runs", OTHER, 0, 0, NULL},
     {pass_node_fenced, "name", TEXT, 0, 0, NULL},
     {pass_node_fenced, "parts", INTEGER, INT64_MIN, INT64_MAX, "0"},
     {pass_local_runs, "runs.0.run", INTEGER, INT64_MIN, INT64_MAX, NULL},

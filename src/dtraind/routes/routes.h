@@ -34,8 +34,11 @@ void route_backup(void *context, struct http_request *r);
 /* shutdown.c */
 void route_local_runs(void *context, struct http_request *r);
 void route_local_end(void *context, struct http_request *r);
-void route_prune(void *context, struct http_request *r); /* retention.c */
 void route_end_runs(void *context, struct http_request *r);
+
+/* retention.c */
+void route_prune(void *context, struct http_request *r);
+void route_peer_active_runs(void *context, struct http_request *r);
 
 /* prometheus.c */
 void route_prometheus(void *context, struct http_request *r);

@@ -59,6 +59,7 @@ const struct http_route route_table[] = {
     {"POST", "/v1/peer/heartbeat", HTTP_PEER | HTTP_RESERVED | HTTP_BODY_8M | CONTROLLER,
      route_peer_heartbeat},
     {"POST", "/v1/peer/heartbeat/short", HTTP_PEER | HTTP_RESERVED | CONTROLLER, route_peer_short_heartbeat},
+    {"GET", "/v1/peer/active-runs", HTTP_PEER | CONTROLLER, route_peer_active_runs},
     {"POST", "/v1/peer/devices/{}/drain", HTTP_PEER | BY_CONTROLLER | HTTP_RESERVED, route_peer_drain},
     {"POST", "/v1/peer/devices/{}/resume", HTTP_PEER | BY_CONTROLLER | HTTP_RESERVED, route_peer_resume},
     {"GET", "/v1/peer/logs", HTTP_PEER | BY_CONTROLLER, route_peer_logs},
