@@ -209,45 +209,41 @@ int client_wait_run(struct client *client, int64_t id, bool change, int64_t vers
 }
 
 struct stream {
-	client_piece_fn piece;
-	void *context;
-	size_t taken, skip;
+	const struct client_stream *what;
+	size_t taken;
 	bool refused; /* by piece: not the connection's fault */
 };
 
 static int on_piece(void *context, const char *data, size_t len, struct error *err)
 {
 	struct stream *s = context;
-	size_t known = MIN(s->skip, len);
-	int r;
+	int r = s->what->piece(s->what->context, data, len, err);
 
-	s->skip -= known;
-	if (known == len)
-		return 0;
-	s->taken += len - known;
-	r = s->piece(s->context, data + known, len - known, err);
+	s->taken += len;
 	s->refused = r < 0;
 	return r;
 }
 
-int client_try_stream(struct client *client, const char *target, client_piece_fn piece, void *context,
-                      bool *begun, struct error *err)
+int client_try_stream(struct client *client, const struct client_stream *what, struct error *err)
 {
-	struct stream s = {.piece = piece, .context = context};
+	struct stream s = {.what = what};
 	double since = 0;
 
 	for (bool first = true;; first = false) {
+		_cleanup_free_ char *target = what->target(what->context, !first);
 		double start = clock_monotonic();
 		size_t before = s.taken;
 		bool away;
 		int r;
 
 		*err = (struct error){0};
-		s.skip = s.taken;
+		if (!target) {
+			error_oom(err);
+			return EXIT_FAILURE;
+		}
 		r = connect_service(client, err);
 		if (r == 0)
 			r = http_local_stream(client->http, "GET", target, on_piece, &s, err);
-		*begun = s.taken > 0;
 		if (r >= 0)
 			return 0;
 		/* The local service is there, but not the controller. */
@@ -262,15 +258,6 @@ int client_try_stream(struct client *client, const char *target, client_piece_fn
 		if (first || !try_again(client, start, &since, err))
 			return STATUS_UNREACHABLE;
 	}
-}
-
-int client_stream(struct client *client, const char *target, client_piece_fn piece, void *context)
-{
-	struct error err = ERROR_INIT;
-	bool begun;
-	int status = client_try_stream(client, target, piece, context, &begun, &err);
-
-	return status == 0 ? 0 : client_fail(status, "%s", err.message);
 }
 
 struct interrupt {

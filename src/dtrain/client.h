@@ -47,13 +47,16 @@ int client_submit(struct client *client, json_t *config, int64_t *id, json_t **r
  * caller. raw: the answer itself, owned by the caller; NULL: it is not wanted. */
 int client_wait_run(struct client *client, int64_t id, bool change, int64_t version, struct run_view *run,
                     json_t **raw);
-/* The body of a streaming answer, line by line or as it comes, to `piece`; after a broken connection again
- * from the start, without the bytes that came already. */
 typedef int (*client_piece_fn)(void *context, const char *data, size_t len, struct error *err);
-int client_stream(struct client *client, const char *target, client_piece_fn piece, void *context);
-/* The same, but the error that ends it is left in err; *begun: something came before it. */
-int client_try_stream(struct client *client, const char *target, client_piece_fn piece, void *context,
-                      bool *begun, struct error *err);
+/* A streaming answer (stream.h), which is asked for again after a broken connection. */
+struct client_stream {
+	/* Of the first request, and of each after it; owned by the caller. NULL: out of memory. */
+	char *(*target)(void *context, bool again);
+	client_piece_fn piece; /* the body, as it comes */
+	void *context;
+};
+/* 0, or the exit status for the error in err. */
+int client_try_stream(struct client *client, const struct client_stream *stream, struct error *err);
 
 /* While this process waits for a run: an interrupt (or TERM) cancels it, or says that it goes on; then
  * exits. */

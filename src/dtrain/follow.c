@@ -18,6 +18,7 @@
 
 #include "base/json.h"
 #include "base/str.h"
+#include "dtrain/stream.h"
 
 struct follow {
 	struct client *client;
@@ -71,18 +72,20 @@ static void print_reason(struct follow *f, const struct run_view *run)
 static int read_log(struct follow *f, const struct run_view *run)
 {
 	int64_t attempt = run->attempt;
-	_cleanup_free_ char *target = NULL;
+	const struct stream_request request = {.run = f->id,
+	                                       .rank = f->rank,
+	                                       .attempt = attempt,
+	                                       .tail = -1,
+	                                       .follow = true,
+	                                       .piece = print_log,
+	                                       .context = f};
 	bool begun;
 	int status;
 
 	if (attempt <= f->attempt || run->rank_count == 0)
 		return 0;
-	target = str_printf("/v1/runs/%lld/logs?rank=%d&follow=1&attempt=%lld", (long long)f->id, f->rank,
-	                    (long long)attempt);
-	if (!target)
-		return client_fail(EXIT_FAILURE, "out of memory");
 	f->err = (struct error){0};
-	status = client_try_stream(f->client, target, print_log, f, &begun, &f->err);
+	status = stream_read(f->client, &request, &begun, &f->err);
 	end_line(f);
 	/* A service that was away before the first byte is asked again after the next change of the run. */
 	if (status != STATUS_UNREACHABLE || begun)

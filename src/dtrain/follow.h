@@ -11,5 +11,5 @@
  * the error was printed. A log that cannot be read is no failure of the run: it is reported only where the
  * run itself has nothing to report. */
 int follow_run(struct client *client, int64_t id, int rank, struct run_view *run, json_t **raw);
-/* For client_stream: straight to stdout. */
+/* For stream_read: straight to stdout. */
 int follow_print(void *context, const char *data, size_t len, struct error *err);

@@ -6,11 +6,12 @@
 #include "dtrain/commands.h"
 #include "dtrain/follow.h"
 #include "dtrain/options.h"
+#include "dtrain/stream.h"
 
 int cmd_logs(struct client *client, int argc, char **argv)
 {
 	const char *rank = "0";
-	int64_t tail = -1, attempt = 0, number, id;
+	int64_t tail = -1, attempt = 0, number = -1, id;
 	bool follow = false;
 	const struct option_spec options[] = {
 	    {'f', "follow", OPTION_FLAG, &follow, NULL, "go on until the run has ended"},
@@ -27,7 +28,8 @@ int cmd_logs(struct client *client, int argc, char **argv)
 	    ARRAY_SIZE(options),
 	    0,
 	    1};
-	_cleanup_strbuf_ struct strbuf target = {0};
+	struct stream_request request = {.piece = follow_print};
+	struct error err = ERROR_INIT;
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 
 	if (status != OPTIONS_DONE)
@@ -41,12 +43,11 @@ int cmd_logs(struct client *client, int argc, char **argv)
 		status = client_on_interrupt(client, id, false);
 	if (status != 0)
 		return status;
-	strbuf_addf(&target, "/v1/runs/%lld/logs?rank=%s", (long long)id, rank);
-	if (follow)
-		strbuf_adds(&target, "&follow=1");
-	if (tail >= 0)
-		strbuf_addf(&target, "&tail=%lld", (long long)tail);
-	if (attempt > 0)
-		strbuf_addf(&target, "&attempt=%lld", (long long)attempt);
-	return client_stream(client, target.data, follow_print, NULL);
+	request.run = id;
+	request.rank = number;
+	request.attempt = attempt;
+	request.tail = tail;
+	request.follow = follow;
+	status = stream_read(client, &request, NULL, &err);
+	return status == 0 ? 0 : client_fail(status, "%s", err.message);
 }

@@ -14,6 +14,7 @@
 #include "config/run.h"
 #include "dtrain/commands.h"
 #include "dtrain/options.h"
+#include "dtrain/stream.h"
 #include "dtrain/terminal.h"
 
 /* The bar is as wide from the first report to the last; on a narrow terminal it is shorter, or there is
@@ -27,7 +28,8 @@ struct watch {
 	double started; /* Unix time of the attempt's start, 0: not yet */
 	double loss;    /* of the last report that had one */
 	bool has_loss;
-	bool drawn; /* the bar is on the current line */
+	bool drawn;   /* the bar is on the current line */
+	int64_t step; /* of the last report; -1: none had one */
 	struct strbuf partial;
 };
 
@@ -165,11 +167,8 @@ static int on_data(void *context, const char *data, size_t len, struct error *er
 	struct watch *w = context;
 	size_t start = 0;
 
-	if (w->json) {
-		if (fwrite(data, 1, len, stdout) != len || fflush(stdout) != 0)
-			return error_errno(err, -EIO, "cannot write the output");
-		return 0;
-	}
+	if (w->json && (fwrite(data, 1, len, stdout) != len || fflush(stdout) != 0))
+		return error_errno(err, -EIO, "cannot write the output");
 	strbuf_add(&w->partial, data, len);
 	for (size_t i = 0; i < w->partial.len; i++)
 		if (w->partial.data[i] == '\n') {
@@ -177,7 +176,9 @@ static int on_data(void *context, const char *data, size_t len, struct error *er
 			struct progress progress;
 
 			progress_read(m, &progress);
-			if (m)
+			if (progress.has_step)
+				w->step = progress.step;
+			if (m && !w->json)
 				print_metrics(w, &progress);
 			start = i + 1;
 		}
@@ -251,7 +252,8 @@ static int get_run(struct watch *w, struct run_view *run)
 
 static int watch(struct watch *w, struct run_view *run)
 {
-	_cleanup_free_ char *metrics = str_printf("/v1/runs/%lld/metrics?follow=1", w->id);
+	const struct stream_request metrics = {
+	    .run = w->id, .metrics = true, .step = &w->step, .piece = on_data, .context = w};
 	_cleanup_free_ char *last = NULL;
 	int status = get_run(w, run);
 
@@ -265,7 +267,11 @@ static int watch(struct watch *w, struct run_view *run)
 		w->started = run->started;
 		if (run->state == RUN_RUNNING) {
 			/* To the end of the run; it may start again after a failure, and then go on here. */
-			status = client_stream(w->client, metrics, on_data, w);
+			struct error err = ERROR_INIT;
+
+			status = stream_read(w->client, &metrics, NULL, &err);
+			if (status != 0)
+				client_fail(status, "%s", err.message);
 			clear_bar(w);
 		}
 		if (status == 0) {
@@ -280,7 +286,7 @@ static int watch(struct watch *w, struct run_view *run)
 
 int cmd_watch(struct client *client, int argc, char **argv)
 {
-	struct watch w = {.client = client, .terminal = isatty(STDOUT_FILENO)};
+	struct watch w = {.client = client, .step = -1, .terminal = isatty(STDOUT_FILENO)};
 	int64_t id = 0;
 	const struct option_spec options[] = {
 	    {0, "json", OPTION_FLAG, &w.json, NULL, "print the reports as they come, one JSON object a line"},

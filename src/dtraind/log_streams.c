@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/str.h"
 #include "node/log_reader.h"
+#include "wire/frame.h"
 
 enum { HIGH = 1 << 20, BLOCK = 32 * 1024, LONGEST_LINE = 64 * 1024 };
 
@@ -28,7 +29,9 @@ struct source {
 	struct log_reader *reader;
 	struct http_transfer *transfer;
 	struct strbuf line; /* the part of a line that has come, where lines are prefixed */
-	bool bad, done;
+	int64_t position;   /* behind what has come; -1: not known */
+	struct frame_reader frames;
+	bool framed, bad, done; /* of another node's answer: it is frames; it is none */
 };
 
 struct view {
@@ -36,7 +39,7 @@ struct view {
 	struct http_request *request;
 	struct http_stream *stream;
 	struct log_query query;
-	bool prefix;
+	bool merged; /* of several ranks: line by line */
 	struct source *sources;
 	size_t count, left;
 };
@@ -98,44 +101,70 @@ static void on_closed(void *context)
 	view_free(context);
 }
 
-static void write_line(struct source *s, const char *text, size_t len)
+static void write_frame(struct source *s, int64_t end, size_t len)
 {
+	const struct frame frame = {s->view->query.attempt, s->rank, end, (int64_t)len};
+	char head[FRAME_HEAD_MAX];
+
+	http_stream_write(s->view->stream, head, frame_head(&frame, head));
+}
+
+/* newline: of the log itself. end: the position behind it; -1: it is not of the log. */
+static void write_line(struct source *s, const char *text, size_t len, bool newline, int64_t end)
+{
+	const bool positions = s->view->query.positions;
 	char prefix[32];
 
-	snprintf(prefix, sizeof(prefix), "[%lld] ", (long long)s->rank);
-	http_stream_write(s->view->stream, prefix, strlen(prefix));
+	if (positions) {
+		write_frame(s, end, len + newline);
+	} else {
+		snprintf(prefix, sizeof(prefix), "[%lld] ", (long long)s->rank);
+		http_stream_write(s->view->stream, prefix, strlen(prefix));
+	}
 	http_stream_write(s->view->stream, text, len);
-	http_stream_write(s->view->stream, "\n", 1);
+	if (newline || !positions)
+		http_stream_write(s->view->stream, "\n", 1);
 }
 
-static void write_collected(struct source *s)
+static void write_message(struct source *s, const char *text)
 {
-	static const char lost[] = "(dtrain: out of memory: this line is lost)";
+	write_line(s, text, strlen(text), true, -1);
+}
 
+static void write_collected(struct source *s, bool newline, int64_t end)
+{
 	if (s->line.failed)
-		write_line(s, lost, sizeof(lost) - 1);
+		write_message(s, "(dtrain: out of memory: this line is lost)");
 	else
-		write_line(s, s->line.data ? s->line.data : "", s->line.len);
+		write_line(s, s->line.data ? s->line.data : "", s->line.len, newline, end);
 }
 
-/* Whole lines of one rank at a time, however the pieces come. */
-static void pass(struct source *s, const char *data, size_t len)
+/* Whole lines of one rank at a time, however the pieces come. end: the position behind this one. A line ends
+ * where the reader has passed over a hole, or begins again with a log that was cut short. */
+static void pass(struct source *s, const char *data, size_t len, int64_t end)
 {
-	if (!s->view->prefix) {
+	if (s->line.len > 0 && s->position != (end < 0 ? -1 : end - (int64_t)len)) {
+		write_collected(s, false, s->position);
+		strbuf_reset(&s->line);
+	}
+	s->position = end;
+	if (!s->view->merged) {
+		if (s->view->query.positions)
+			write_frame(s, end, len);
 		http_stream_write(s->view->stream, data, len);
 		return;
 	}
 	while (len > 0) {
 		const char *nl = memchr(data, '\n', len);
-		size_t n = nl ? (size_t)(nl - data) : len;
+		size_t n = nl ? (size_t)(nl - data) : len, whole = nl ? n + 1 : n;
 
 		strbuf_add(&s->line, data, n);
+		data += whole;
+		len -= whole;
 		if (nl || s->line.len > LONGEST_LINE) {
-			write_collected(s);
+			write_collected(s, nl != NULL, end < 0 ? -1 : end - (int64_t)len);
 			strbuf_reset(&s->line);
 		}
-		data += nl ? n + 1 : n;
-		len -= nl ? n + 1 : n;
 	}
 }
 
@@ -146,7 +175,7 @@ static void source_done(struct source *s)
 	s->done = true;
 	close_reader(s);
 	if (s->line.len > 0 || s->line.failed)
-		write_collected(s);
+		write_collected(s, false, s->position);
 	if (--s->view->left == 0)
 		http_stream_end(s->view->stream);
 }
@@ -164,8 +193,16 @@ static void read_source(struct source *s)
 			source_done(s);
 			return;
 		}
-		pass(s, buf, n);
+		pass(s, buf, (size_t)n, log_reader_position(s->reader));
 	}
+}
+
+/* With positions, where the log begins is known before there is any of it. */
+static void begin_source(struct source *s)
+{
+	if (s->reader && s->view->query.positions)
+		write_frame(s, s->position, 0);
+	read_source(s);
 }
 
 static void on_wakeup(void *context)
@@ -208,6 +245,9 @@ static int open_local(struct source *s, struct error *err)
 	                         q->follow && is_live(streams->daemon, q->run, q->attempt), on_wakeup, s,
 	                         &s->reader, err)) < 0)
 		return r;
+	if (q->offset >= 0)
+		log_reader_seek(s->reader, q->offset);
+	s->position = log_reader_position(s->reader);
 	s->next = streams->sources;
 	if (s->next)
 		s->next->prev = s;
@@ -220,6 +260,21 @@ static void on_headers(void *context, int status, const char *type)
 	struct source *s = context;
 
 	s->bad = status < 200 || status > 299;
+	s->framed = str_eq(type, FRAME_TYPE);
+	/* Of an older version: without a tail it begins with the first byte. */
+	s->position = s->framed || s->view->query.tail >= 0 ? -1 : 0;
+}
+
+static int on_frame(void *context, const struct frame *frame, int64_t offset, const char *data, size_t len,
+                    struct error *err)
+{
+	struct source *s = context;
+
+	if (len > 0)
+		pass(s, data, len, offset < 0 ? -1 : offset + (int64_t)len);
+	else
+		write_frame(s, frame->end, 0);
+	return 0;
 }
 
 static void on_data(void *context, const void *data, size_t len)
@@ -228,27 +283,35 @@ static void on_data(void *context, const void *data, size_t len)
 
 	if (s->bad)
 		return;
-	pass(s, data, len);
+	if (!s->framed)
+		pass(s, data, len, s->position < 0 ? -1 : s->position + (int64_t)len);
+	else
+		s->bad = frame_read(&s->frames, data, len, on_frame, s, NULL) < 0;
 	if (http_stream_pending(s->view->stream) > HIGH)
 		http_transfer_pause(s->transfer, true);
 }
 
 static void on_done(void *context, const struct http_answer *a)
 {
-	static const char lost[] = "(dtrain: this log cannot be read to its end)";
 	struct source *s = context;
 
 	s->transfer = NULL;
 	if (a->status == 0 || s->bad)
-		write_line(s, lost, sizeof(lost) - 1);
+		write_message(s, "(dtrain: this log cannot be read to its end)");
 	source_done(s);
 }
 
 char *logs_target(const struct log_query *q, int64_t rank)
 {
-	return str_printf("/v1/peer/logs?run=%lld&attempt=%lld&rank=%lld&tail=%lld&follow=%d",
-	                  (long long)q->run, (long long)q->attempt, (long long)rank, (long long)q->tail,
-	                  q->follow);
+	struct strbuf b = {0};
+
+	strbuf_addf(&b, "/v1/peer/logs?run=%lld&attempt=%lld&rank=%lld&tail=%lld&follow=%d",
+	            (long long)q->run, (long long)q->attempt, (long long)rank, (long long)q->tail, q->follow);
+	if (q->positions)
+		strbuf_adds(&b, "&positions=1");
+	if (q->offset >= 0)
+		strbuf_addf(&b, "&offset=%lld", (long long)q->offset);
+	return strbuf_steal(&b);
 }
 
 static int open_remote(struct source *s, const struct log_place *place, struct error *err)
@@ -293,7 +356,8 @@ static struct view *view_new(struct daemon *d, struct http_request *r, const str
 
 static void view_begin(struct view *v)
 {
-	v->stream = http_reply_stream(v->request, 200, "text/plain; charset=utf-8");
+	v->stream =
+	    http_reply_stream(v->request, 200, v->query.positions ? FRAME_TYPE : "text/plain; charset=utf-8");
 	http_stream_on_drain(v->stream, on_drained, v);
 	http_request_on_close(v->request, on_closed, v);
 }
@@ -312,7 +376,7 @@ void logs_serve_local(struct daemon *d, struct http_request *r, const struct log
 		return;
 	}
 	view_begin(v);
-	read_source(&v->sources[0]);
+	begin_source(&v->sources[0]);
 }
 
 void logs_serve_merged(struct daemon *d, struct http_request *r, const struct log_query *q,
@@ -322,7 +386,7 @@ void logs_serve_merged(struct daemon *d, struct http_request *r, const struct lo
 
 	if (!v)
 		return;
-	v->prefix = true;
+	v->merged = true;
 	view_begin(v);
 	for (size_t i = 0; i < count; i++) {
 		struct source *s = &v->sources[i];
@@ -330,9 +394,9 @@ void logs_serve_merged(struct daemon *d, struct http_request *r, const struct lo
 
 		s->rank = places[i].rank;
 		if ((places[i].address ? open_remote(s, &places[i], &err) : open_local(s, &err)) < 0) {
-			write_line(s, err.message, strlen(err.message));
+			write_message(s, err.message);
 			source_done(s);
 		} else
-			read_source(s);
+			begin_source(s);
 	}
 }

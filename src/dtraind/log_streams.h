@@ -15,6 +15,9 @@ struct log_query {
 	int64_t run, attempt, rank; /* rank -1: all */
 	int64_t tail;               /* -1: from the start */
 	bool follow;
+	bool positions; /* the answer is frames, as of wire/frame.h, of the lines of each rank; file: the
+	                   attempt */
+	int64_t offset; /* -1: as tail has it; otherwise from this byte of the log, whatever tail is */
 };
 
 /* Answers from this node's own files. */

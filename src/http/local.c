@@ -25,7 +25,7 @@ struct http_local {
 	char *socket;
 	char buf[65536]; /* what was received and not used yet: [start, end) */
 	size_t start, end;
-	char code[64];
+	char code[64], type[64];
 	bool broken; /* a call ended before its answer did */
 };
 
@@ -34,6 +34,7 @@ struct head {
 	int status;
 	bool chunked, close;
 	int64_t length; /* -1: not said */
+	char type[64];
 };
 
 typedef int (*piece_fn)(void *context, const char *data, size_t len, struct error *err);
@@ -90,6 +91,11 @@ void http_local_close(struct http_local *l)
 const char *http_local_error_code(const struct http_local *l)
 {
 	return l->code;
+}
+
+const char *http_local_type(const struct http_local *l)
+{
+	return l->type;
 }
 
 static int send_all(struct http_local *l, const char *p, size_t len, struct error *err)
@@ -207,6 +213,8 @@ static int read_head(struct http_local *l, struct head *h, struct error *err)
 			str_to_int64(value, 0, INT64_MAX, &h->length);
 		else if (strcasecmp(line, "Transfer-Encoding") == 0)
 			h->chunked = strcasecmp(value, "chunked") == 0;
+		else if (strcasecmp(line, "Content-Type") == 0)
+			snprintf(h->type, sizeof(h->type), "%s", value);
 		else if (strcasecmp(line, "Connection") == 0)
 			h->close = strcasecmp(value, "close") == 0;
 	}
@@ -286,12 +294,16 @@ static int begin(struct http_local *l, const char *method, const char *target, c
 {
 	int r;
 
-	l->code[0] = '\0';
+	l->code[0] = l->type[0] = '\0';
 	if (l->broken)
 		return error_set(err, -EPIPE, "the connection to %s is of no more use", l->socket);
 	l->broken = true;
 	r = send_request(l, method, target, header, type, body, len, err);
-	return r < 0 ? r : read_head(l, h, err);
+	if (r == 0)
+		r = read_head(l, h, err);
+	if (r == 0)
+		strcpy(l->type, h->type);
+	return r;
 }
 
 /* An error answer into words. */

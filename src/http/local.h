@@ -26,6 +26,7 @@ DEFINE_CLEANUP(struct http_local *, http_local_close)
 int http_local_json(struct http_local *l, const char *method, const char *target, const char *header,
                     const json_t *body, int *status, json_t **answer, struct error *err);
 const char *http_local_error_code(const struct http_local *l); /* "no-such-run"; "" where none came */
+const char *http_local_type(const struct http_local *l);       /* Content-Type of the last answer; "": none */
 
 /* Bytes to bytes; *answer is NUL-terminated and owned by the caller, also of an error answer, which is no
  * failure here: see *status. type may be NULL. timeout in seconds between two arrivals, 0: none. */

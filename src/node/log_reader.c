@@ -107,6 +107,18 @@ int log_reader_open(sd_event *event, const char *path, int64_t tail, bool follow
 	return 0;
 }
 
+void log_reader_seek(struct log_reader *reader, int64_t offset)
+{
+	struct stat st;
+
+	reader->offset = fstat(reader->fd, &st) == 0 && st.st_size >= offset ? offset : 0;
+}
+
+int64_t log_reader_position(const struct log_reader *reader)
+{
+	return reader->offset;
+}
+
 /* The oldest part of a log may be a hole (log_quota.h), and a user may have made one anywhere. */
 static void pass_hole(struct log_reader *reader)
 {

@@ -7,6 +7,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 #include <systemd/sd-event.h>
 
@@ -22,6 +23,10 @@ typedef void (*log_wakeup_fn)(void *context);
  * the end. event and wakeup may be NULL without follow. */
 int log_reader_open(sd_event *event, const char *path, int64_t tail, bool follow, log_wakeup_fn wakeup,
                     void *context, struct log_reader **out, struct error *err);
+/* Before the first read: it begins at this byte, whatever the tail; at the first where the log is shorter. */
+void log_reader_seek(struct log_reader *reader, int64_t offset);
+/* The offset in the file of the byte behind what was read last. */
+int64_t log_reader_position(const struct log_reader *reader);
 /* Bytes read; -EAGAIN: nothing now, wait for the wakeup; 0: the end; else a negative errno. */
 ssize_t log_reader_read(struct log_reader *reader, void *buf, size_t size);
 /* Nothing more will be written: what is left is read, then comes the end. Wakes a waiting reader. */

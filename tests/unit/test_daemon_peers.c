@@ -217,6 +217,16 @@ START_TEST(two_services_execute_a_run_together)
 		ck_assert_ptr_nonnull(strstr(merged, "[1] rank 1 of 2"));
 		second = get_text(f, NULL, "/v1/runs/1/logs?rank=1&tail=1", 200);
 		ck_assert_ptr_nonnull(strstr(second, "rank 1 of 2"));
+		free(merged);
+		free(second);
+		merged = get_text(f, NULL, "/v1/runs/1/logs?rank=all&positions=1", 200);
+		ck_assert_ptr_nonnull(strstr(merged, "1 0 0 0\n"));
+		ck_assert_ptr_nonnull(strstr(merged, "1 1 0 0\n"));
+		ck_assert_ptr_nonnull(strstr(merged, "\nrank 0 of 2"));
+		ck_assert_ptr_nonnull(strstr(merged, "\nrank 1 of 2"));
+		second = get_text(f, NULL, "/v1/runs/1/logs?rank=1&positions=1&offset=7", 200);
+		ck_assert_ptr_nonnull(strstr(second, "1 1 7 0\n1 1 "));
+		ck_assert_ptr_nonnull(strstr(second, "\nof 2 on"));
 	}
 	nodes = daemon_get(&two, NULL, "/v1/nodes");
 	ck_assert_uint_eq(json_array_size(json_object_get(nodes, "nodes")), 2);

@@ -130,6 +130,13 @@ START_TEST(ranks_have_logs)
 	expect("GET", "/v1/runs/1/logs?rank=1", NULL, 200, "rank 1\n");
 	expect("GET", "/v1/runs/1/logs?rank=1&tail=0", NULL, 200, "");
 	expect("GET", "/v1/runs/1/logs?rank=1&attempt=1", NULL, 200, "rank 1\n");
+	expect("GET", "/v1/runs/1/logs?rank=1&positions=1", NULL, 200, "1 1 0 0\n1 1 7 7\nrank 1\n");
+	expect("GET", "/v1/runs/1/logs?rank=1&positions=1&tail=1&offset=5", NULL, 200,
+	       "1 1 5 0\n1 1 7 2\n1\n");
+	expect("GET", "/v1/runs/1/logs?rank=1&offset=8", NULL, 200, "rank 1\n");
+	expect("GET", "/v1/runs/1/logs?rank=all&offset=7", NULL, 200, "");
+	expect("GET", "/v1/runs/1/logs?offset=-1", NULL, 400, "offset=-1");
+	expect("GET", "/v1/runs/1/logs?positions=2", NULL, 400, "positions=2");
 	expect("GET", "/v1/runs/1/logs?rank=2", NULL, 404, "run 1 has the ranks 0 to 1\"");
 	expect("GET", "/v1/runs/1/logs?rank=-1", NULL, 400, "rank=-1");
 	expect("GET", "/v1/runs/1/logs?attempt=0", NULL, 400, "attempt=0");

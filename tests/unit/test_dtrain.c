@@ -284,8 +284,9 @@ END_TEST
 START_TEST(a_log_goes_on_where_it_broke_off)
 {
 	static const struct fake_step steps[] = {
-	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, FAKE_HEAD("200 OK") "6\r\none\ntw\r\n", 1},
-	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL,
+	    {"GET /v1/runs/17/logs?rank=0&follow=1&positions=1 ", NULL,
+	     FAKE_HEAD("200 OK") "6\r\none\ntw\r\n", 1},
+	    {"GET /v1/runs/17/logs?rank=0&follow=1&positions=1&offset=6 ", NULL,
 	     FAKE_HEAD("200 OK") "5\r\none\nt\r\n9\r\nwo\nthree\n\r\n0\r\n\r\n", 0},
 	};
 	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
@@ -302,10 +303,11 @@ START_TEST(a_log_waits_for_the_controller)
 	static const char away[] = "HTTP/1.1 502 Bad Gateway\r\nContent-Length: 55\r\n\r\n"
 	                           "{\"error\":{\"code\":\"unreachable\",\"message\":\"n1 is away\"}}";
 	static const struct fake_step steps[] = {
-	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, FAKE_HEAD("200 OK"), 1},
-	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, away, 0},
-	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, FAKE_HEAD("200 OK") "4\r\none\n\r\n0\r\n\r\n", 0},
-	    {"GET /v1/runs/17/logs?rank=0&follow=1 ", NULL, away, 0},
+	    {"GET /v1/runs/17/logs?rank=0&follow=1&positions=1 ", NULL, FAKE_HEAD("200 OK"), 1},
+	    {"GET /v1/runs/17/logs?rank=0&follow=1&positions=1 ", NULL, away, 0},
+	    {"GET /v1/runs/17/logs?rank=0&follow=1&positions=1 ", NULL,
+	     FAKE_HEAD("200 OK") "4\r\none\n\r\n0\r\n\r\n", 0},
+	    {"GET /v1/runs/17/logs?rank=0&follow=1&positions=1 ", NULL, away, 0},
 	};
 	struct fake_service *fake = fake_service_start(path, steps, ARRAY_SIZE(steps));
 	_cleanup_free_ char *text = NULL;
@@ -348,7 +350,7 @@ START_TEST(a_watch_prints_plain_lines_without_a_terminal)
 	     FAKE_HEAD("200 OK") "32\r\n{\"id\":17,\"name\":\"a\",\"state\":\"running\",\"version\":2}"
 	                         "\r\n0\r\n\r\n",
 	     0},
-	    {"GET /v1/runs/17/metrics?follow=1 ", NULL,
+	    {"GET /v1/runs/17/metrics?follow=1&positions=1 ", NULL,
 	     /* A piece ends within a line. */
 	     FAKE_HEAD("200 OK") "5b\r\n{\"step\":1,\"steps\":10,\"loss\":2.5,\"tokens_per_second\":12345.6,"
 	                         "\"eta_seconds\":90}\n{\"step\":2,\"st\r\n2a\r\neps\":10,\"loss\":1e308}\n{"

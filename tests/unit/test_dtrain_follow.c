@@ -12,7 +12,7 @@
 		"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"                                         \
 	}
 #define CHANGE(v)  "GET /v1/runs/17?wait=change&version=" #v " "
-#define LOG(n)     "GET /v1/runs/17/logs?rank=0&follow=1&attempt=" #n " "
+#define LOG(n)     "GET /v1/runs/17/logs?rank=0&follow=1&attempt=" #n "&positions=1 "
 #define ONE_RANK   "\"ranks\":[{\"rank\":0,\"node\":\"n1\",\"slot\":0,\"state\":\"running\"}]"
 #define CALL(list) fixture_exchange(cmd_submit, "submit --follow -- true", list, ARRAY_SIZE(list))
 

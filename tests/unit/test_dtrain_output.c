@@ -298,7 +298,7 @@ END_TEST
 /* The run that is meant is said where none was named, and only there. */
 START_TEST(the_run_is_named_where_it_was_not)
 {
-	static const struct exchange named[] = {{"GET /v1/runs/17/logs?rank=0 ", "hello\n"}};
+	static const struct exchange named[] = {{"GET /v1/runs/17/logs?rank=0&positions=1 ", "hello\n"}};
 	_cleanup_free_ char *mine =
 	    str_printf("{\"runs\":[{\"id\":9,\"uid\":%u,\"name\":\"a\",\"state\":\"running\"}]}", getuid());
 	_cleanup_(call_release) struct call call = fixture_exchange(cmd_logs, "logs 17", named, 1);
@@ -360,10 +360,10 @@ END_TEST
 
 START_TEST(a_full_disk_is_an_error)
 {
-	static const struct exchange logs[] = {{"GET /v1/runs/17/logs?rank=0 ", "hello\n"}};
+	static const struct exchange logs[] = {{"GET /v1/runs/17/logs?rank=0&positions=1 ", "hello\n"}};
 	static const struct exchange watched[] = {
 	    {"GET /v1/runs/17 ", RUNNING},
-	    {"GET /v1/runs/17/metrics?follow=1 ", "{\"step\":1,\"steps\":2}\n"}};
+	    {"GET /v1/runs/17/metrics?follow=1&positions=1 ", "{\"step\":1,\"steps\":2}\n"}};
 	static const struct {
 		command_fn command;
 		const char *line;

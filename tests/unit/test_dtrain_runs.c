@@ -166,7 +166,8 @@ START_TEST(without_a_number_it_is_the_newest_of_mine)
 	    (int)geteuid() + 1, (int)geteuid(), (int)geteuid());
 	const struct exchange show[] = {{"GET /v1/runs?state=all&limit=100&before=0 ", runs},
 	                                {"GET /v1/runs/17 ", "{\"id\":17,\"state\":\"queued\"}"}};
-	const struct exchange logs[] = {show[0], {"GET /v1/runs/17/logs?rank=0&tail=3 ", "one\n"}};
+	const struct exchange logs[] = {show[0],
+	                                {"GET /v1/runs/17/logs?rank=0&tail=3&positions=1 ", "one\n"}};
 	const struct exchange watch[] = {show[0],
 	                                 {"GET /v1/runs/17 ", "{\"id\":17,\"state\":\"succeeded\"}"}};
 	static const struct exchange none[] = {
@@ -196,7 +197,7 @@ START_TEST(a_watch_ends_with_what_came_out)
 {
 	static const struct exchange good[] = {
 	    {"GET /v1/runs/17 ", RUNNING},
-	    {"GET /v1/runs/17/metrics?follow=1 ",
+	    {"GET /v1/runs/17/metrics?follow=1&positions=1 ",
 	     "{\"step\":1,\"steps\":2,\"loss\":2.5}\n{\"step\":2,\"steps\":2,\"loss\":"
 	     "1.25}\n"},
 	    {"GET /v1/runs/17?wait=change&version=2 ", ENDED("succeeded", "")},
@@ -250,8 +251,8 @@ static void check_bar(int columns, size_t bar_cells, const char *wanted)
 	_cleanup_free_ char *whole = fixture_answer(both);
 	const struct fake_step steps[] = {
 	    {"GET /v1/runs/17 ", NULL, run, 0},
-	    {"GET /v1/runs/17/metrics?follow=1 ", NULL, broken, 1},
-	    {"GET /v1/runs/17/metrics?follow=1 ", NULL, whole, 0},
+	    {"GET /v1/runs/17/metrics?follow=1&positions=1 ", NULL, broken, 1},
+	    {"GET /v1/runs/17/metrics?follow=1&positions=1&since=1 ", NULL, whole, 0},
 	    {"GET /v1/runs/17?wait=change&version=2 ", NULL, end, 0},
 	};
 	struct fake_service *fake = fake_service_start(fixture_socket(), steps, ARRAY_SIZE(steps));
@@ -310,7 +311,7 @@ START_TEST(a_line_of_progress_has_what_is_known)
 	               (long long)time(NULL) - 10 * 86400 - 60);
 	const struct exchange list[] = {
 	    {"GET /v1/runs/17 ", run},
-	    {"GET /v1/runs/17/metrics?follow=1 ", reports},
+	    {"GET /v1/runs/17/metrics?follow=1&positions=1 ", reports},
 	    {"GET /v1/runs/17?wait=change&version=2 ", ENDED("succeeded", "")},
 	};
 	_cleanup_(call_release) struct call plain = fixture_exchange(cmd_watch, "watch 17", list, 3);
@@ -355,8 +356,8 @@ END_TEST
 START_TEST(an_interrupt_ends_the_watching_alone)
 {
 	static const struct exchange watch[] = {{"GET /v1/runs/17 ", RUNNING},
-	                                        {"GET /v1/runs/17/metrics?follow=1 ", ""}};
-	static const struct exchange logs[] = {{"GET /v1/runs/17/logs?rank=0&follow=1 ", ""}};
+	                                        {"GET /v1/runs/17/metrics?follow=1&positions=1 ", ""}};
+	static const struct exchange logs[] = {{"GET /v1/runs/17/logs?rank=0&follow=1&positions=1 ", ""}};
 	static const struct exchange submit[] = {{"POST /v1/runs ", "{\"id\":17,\"state\":\"queued\"}"},
 	                                         {"GET /v1/runs/17?wait=change&version=0 ", ""}};
 	static const char words[] = "\r\ndtrain: run 17 goes on; \"dtrain cancel 17\" ends it\r\n";

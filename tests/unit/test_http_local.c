@@ -427,7 +427,10 @@ static int take_piece(void *context, const char *data, size_t len, struct error 
 START_TEST(a_body_comes_piece_by_piece)
 {
 	static const struct fake_step steps[] = {
-	    {"GET /a ", NULL, CHUNKED "2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n", 0},
+	    {"GET /a ", NULL,
+	     "HTTP/1.1 200 OK\r\nContent-type: text/x; a=b\r\nTransfer-Encoding: chunked\r\n\r\n"
+	     "2\r\nab\r\n2\r\ncd\r\n0\r\n\r\n",
+	     0},
 	    {"GET /b ", NULL,
 	     "HTTP/1.1 404 No\r\nContent-Length: "
 	     "45\r\n\r\n{\"error\":{\"code\":\"no-such\",\"message\":\"none\"}}"
@@ -443,7 +446,9 @@ START_TEST(a_body_comes_piece_by_piece)
 	ck_ok(http_local_open(path, &l, &err), &err);
 	ck_ok(http_local_stream(l, "GET", "/a", take_piece, &got, &err), &err);
 	ck_assert_str_eq(got.data, "abcd");
+	ck_assert_str_eq(http_local_type(l), "text/x; a=b");
 	ck_assert_int_eq(http_local_stream(l, "GET", "/b", take_piece, &got, &err), -EREMOTEIO);
+	ck_assert_str_eq(http_local_type(l), "");
 	ck_assert_str_eq(err.message, "none");
 	ck_assert_str_eq(http_local_error_code(l), "no-such");
 	ck_assert_str_eq(got.data, "abcd");

@@ -10,6 +10,7 @@
 #include "fake_client.h"
 #include "fake_request.h"
 #include "node/log_reader.h"
+#include "wire/frame.h"
 
 /* ---- the node and its files ---- */
 
@@ -35,7 +36,8 @@ struct log_reader {
 	int64_t tail;
 	bool follow, finished, closed;
 	struct strbuf text; /* to be read */
-	int code;           /* after the text; 0: its end, or -EAGAIN while it is followed */
+	int64_t position;
+	int code; /* after the text; 0: its end, or -EAGAIN while it is followed */
 	log_wakeup_fn wakeup;
 	void *context;
 };
@@ -62,6 +64,17 @@ int log_reader_open(sd_event *event, const char *path, int64_t tail, bool follow
 	return 0;
 }
 
+void log_reader_seek(struct log_reader *r, int64_t offset)
+{
+	r->position = offset;
+}
+
+int64_t log_reader_position(const struct log_reader *r)
+{
+	ck_assert(!r->closed);
+	return r->position;
+}
+
 ssize_t log_reader_read(struct log_reader *r, void *buf, size_t size)
 {
 	size_t n = MIN(size, r->text.len);
@@ -72,6 +85,7 @@ ssize_t log_reader_read(struct log_reader *r, void *buf, size_t size)
 	memcpy(buf, r->text.data, n);
 	memmove(r->text.data, r->text.data + n, r->text.len - n);
 	r->text.len -= n;
+	r->position += (int64_t)n;
 	return (ssize_t)n;
 }
 
@@ -139,7 +153,8 @@ static const char *text(void)
 
 static void serve_local(struct http_request *r, int64_t run, int64_t attempt, bool follow)
 {
-	struct log_query q = {.run = run, .attempt = attempt, .rank = 3, .tail = 17, .follow = follow};
+	struct log_query q = {
+	    .run = run, .attempt = attempt, .rank = 3, .tail = 17, .follow = follow, .offset = -1};
 
 	logs_serve_local(&d, r, &q);
 }
@@ -263,7 +278,7 @@ static const struct log_place places[] = {
 
 static void serve_merged(size_t count)
 {
-	struct log_query q = {.run = 7, .attempt = 2, .rank = -1, .tail = -1, .follow = true};
+	struct log_query q = {.run = 7, .attempt = 2, .rank = -1, .tail = -1, .follow = true, .offset = -1};
 
 	logs_serve_merged(&d, &request, &q, places, count);
 }
@@ -417,6 +432,122 @@ START_TEST(a_slow_caller_holds_other_nodes_up)
 }
 END_TEST
 
+/* ---- with positions ---- */
+
+static void serve_positions(size_t count, int64_t tail, int64_t offset)
+{
+	struct log_query q = {.run = 7,
+	                      .attempt = 2,
+	                      .rank = count ? -1 : 3,
+	                      .tail = tail,
+	                      .follow = true,
+	                      .positions = true,
+	                      .offset = offset};
+
+	if (count == 0)
+		logs_serve_local(&d, &request, &q);
+	else
+		logs_serve_merged(&d, &request, &q, places, count);
+	ck_assert_str_eq(request.stream.head, "200 " FRAME_TYPE);
+}
+
+static void end_remote(struct http_transfer *t)
+{
+	t->done = true;
+	t->call.on_done(t->call.context, &(struct http_answer){.status = 200});
+}
+
+START_TEST(a_log_has_positions)
+{
+	serve_positions(0, 5, 100);
+	ck_assert_str_eq(text(), "2 3 100 0\n");
+	append(&readers[0], "one\ntw");
+	append(&readers[0], "o\n");
+	log_streams_finish(d.logs, 7, 2);
+	readers[0].wakeup(readers[0].context);
+	ck_assert_str_eq(text(), "2 3 100 0\n2 3 106 6\none\ntw2 3 108 2\no\n");
+	ck_assert(request.stream.ended);
+}
+END_TEST
+
+/* Each line is that of one rank, as it is in the log, with its own end or none. */
+START_TEST(lines_of_ranks_have_positions)
+{
+	struct http_transfer *t;
+
+	serve_positions(2, -1, 10);
+	t = fake_client_last();
+	ck_assert_str_eq(
+	    t->text,
+	    "GET n2 at a2:2 /v1/peer/logs?run=7&attempt=2&rank=1&tail=-1&follow=1&positions=1&offset=10");
+	t->call.on_headers(t->call.context, 200, FRAME_TYPE);
+	/* A frame and a line are divided otherwise. */
+	on_remote(t, "2 1 50 0\n2 1 5");
+	append(&readers[0], "step 1\nst");
+	on_remote(t, "8 8\nlo");
+	on_remote(t, "ss\nsec");
+	append(&readers[0], "ep 2\n");
+	on_remote(t, "2 1 62 4\nond\n");
+	ck_assert_str_eq(text(), "2 0 10 0\n2 1 50 0\n2 0 17 7\nstep 1\n2 1 55 5\nloss\n2 0 24 7\nstep 2\n"
+	                         "2 1 62 7\nsecond\n");
+	strbuf_reset(&request.stream.text);
+	append(&readers[0], "end");
+	log_streams_finish(d.logs, 7, 2);
+	readers[0].wakeup(readers[0].context);
+	on_remote(t, "2 1 64 2\nof");
+	fake_client_answer(t, 0, NULL, NULL, -EIO, true);
+	ck_assert_str_eq(text(), "2 0 27 3\nend2 1 -1 45\n(dtrain: this log cannot be read to its end)\n"
+	                         "2 1 64 2\nof");
+	ck_assert(request.stream.ended);
+}
+END_TEST
+
+/* What is behind a hole, or in a log that begins again, is another line. */
+START_TEST(a_line_ends_at_a_hole)
+{
+	serve_positions(1, -1, -1);
+	append(&readers[0], "one\ntw");
+	readers[0].position = 4096;
+	append(&readers[0], "three\nfo");
+	readers[0].position = 0;
+	append(&readers[0], "new\n");
+	ck_assert_str_eq(text(),
+	                 "2 0 0 0\n2 0 4 4\none\n2 0 6 2\ntw2 0 4102 6\nthree\n2 0 4104 2\nfo2 0 4 4\nnew\n");
+}
+END_TEST
+
+/* It counts no positions: without a tail its first byte is that of the log, with one it is not known. */
+START_TEST(a_node_of_an_older_version_sends_text)
+{
+	static const char *const want[] = {"2 0 0 0\n2 1 4 4\none\n2 1 6 2\ntw",
+	                                   "2 0 0 0\n2 1 -1 4\none\n2 1 -1 2\ntw"};
+	struct http_transfer *t;
+
+	serve_positions(2, _i ? 5 : -1, -1);
+	t = fake_client_last();
+	t->call.on_headers(t->call.context, 200, "text/plain; charset=utf-8");
+	on_remote(t, "on");
+	on_remote(t, "e\ntw");
+	end_remote(t);
+	ck_assert_str_eq(text(), want[_i]);
+}
+END_TEST
+
+START_TEST(what_is_no_frame_is_not_a_log)
+{
+	struct http_transfer *t;
+
+	serve_positions(2, -1, -1);
+	t = fake_client_last();
+	t->call.on_headers(t->call.context, 200, FRAME_TYPE);
+	on_remote(t, "2 1 4 4\none\nnonsense\n");
+	on_remote(t, "2 1 8 4\ntwo\n");
+	end_remote(t);
+	ck_assert_str_eq(text(), "2 0 0 0\n2 1 4 4\none\n"
+	                         "2 1 -1 45\n(dtrain: this log cannot be read to its end)\n");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("log streams");
@@ -440,5 +571,10 @@ int main(void)
 	tcase_add_test(c, an_error_of_another_node_is_not_a_log);
 	tcase_add_test(c, a_log_that_cannot_be_asked_for_is_named);
 	tcase_add_test(c, a_slow_caller_holds_other_nodes_up);
+	tcase_add_test(c, a_log_has_positions);
+	tcase_add_test(c, lines_of_ranks_have_positions);
+	tcase_add_test(c, a_line_ends_at_a_hole);
+	tcase_add_loop_test(c, a_node_of_an_older_version_sends_text, 0, 2);
+	tcase_add_test(c, what_is_no_frame_is_not_a_log);
 	return unit_run(s);
 }

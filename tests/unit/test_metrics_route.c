@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/cleanup.h"
 #include "cluster/feed.h"
@@ -11,6 +12,7 @@
 #include "dtraind/routes/access.h"
 #include "dtraind/routes/routes.h"
 #include "fake_request.h"
+#include "wire/frame.h"
 
 /* ---- what metrics.c calls ---- */
 
@@ -69,7 +71,8 @@ static void say(const char *report)
 /* ---- the service ---- */
 
 static char *dir;
-static struct daemon d;
+static struct settings settings = {.name = "n1"};
+static struct daemon d = {.settings = &settings};
 static struct http_request request;
 
 static void setup(void)
@@ -189,6 +192,16 @@ START_TEST(a_long_file_is_sent_as_it_is_taken)
 }
 END_TEST
 
+/* It is written after the request, and before the answer begins. */
+START_TEST(a_first_report_is_not_missed)
+{
+	ask(NULL, "1");
+	write_file("{\"step\": 1}\n", 12);
+	run_due();
+	ck_assert_str_eq(text(), "{\"step\": 1}\n");
+}
+END_TEST
+
 START_TEST(a_run_without_reports_has_none)
 {
 	ask(NULL, NULL);
@@ -271,6 +284,106 @@ START_TEST(a_caller_may_go)
 }
 END_TEST
 
+/* ---- with positions ---- */
+
+static void ask_at(const char *file_name, const char *offset, const char *since)
+{
+	const char *const names[] = {"positions", "file", "offset", "since"},
+	                  *values[] = {"1", file_name, offset, since};
+
+	fake_request_close(&request);
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		request.queries[i].name = values[i] ? names[i] : "-";
+		request.queries[i].value = values[i];
+	}
+	route_metrics_get(&d, &request);
+	run_due();
+	fake_stream_drain(&request.stream);
+	run_due();
+}
+
+static int collect(void *context, const struct frame *frame, int64_t offset, const char *data, size_t len,
+                   struct error *err)
+{
+	ck_assert_int_eq(frame->rank, 0);
+	strbuf_addf(context, "%d:%.*s;", (int)offset, (int)len, data);
+	return 0;
+}
+
+/* "OFFSET:BYTES;" of each frame. *number: of the file, "" where there is no frame. Owned by the caller. */
+static char *frames(char number[24])
+{
+	struct frame_reader reader = {0};
+	struct error err = ERROR_INIT;
+	struct strbuf b = {0};
+
+	ck_assert_str_eq(request.stream.head, "200 " FRAME_TYPE);
+	ck_ok(frame_read(&reader, text(), request.stream.text.len, collect, &b, &err), &err);
+	snprintf(number, 24, "%lld", (long long)reader.frame.file);
+	return strbuf_steal(&b);
+}
+
+START_TEST(reports_have_positions)
+{
+	char number[24];
+	_cleanup_free_ char *all = NULL, *rest = NULL, *others = NULL, *behind = NULL, *end = NULL,
+	                    *other = NULL;
+
+	write_file(file, strlen(file));
+	ask_at(NULL, NULL, NULL);
+	all = frames(number);
+	ck_assert_str_eq(all, "0:;0:{\"step\": 1}\n{\"loss\": 2.5}\n{\"step\": 2}\n{\"step\": 3}\n;");
+	/* What the caller has comes no more; its newest step says nothing then. */
+	ask_at(number, "26", "3");
+	rest = frames(number);
+	ck_assert_str_eq(rest, "26:;26:{\"step\": 2}\n{\"step\": 3}\n;");
+	/* A position that is none in this file: the newest step is what is known. */
+	ask_at("1", "26", "2");
+	others = frames(number);
+	ck_assert_str_eq(others, "0:;12:{\"loss\": 2.5}\n;38:{\"step\": 3}\n;");
+	ask_at(number, "51", "2");
+	behind = frames(number);
+	ck_assert_str_eq(behind, others);
+	ask_at(number, "50", "2");
+	end = frames(number);
+	ck_assert_str_eq(end, "50:;");
+	/* Another controller has another file. */
+	settings.name = "n2";
+	ask_at(number, "26", NULL);
+	other = frames(number);
+	ck_assert_str_eq(other, all);
+	settings.name = "n1";
+}
+END_TEST
+
+/* The position of a report is where it is in the file; one that is not there, as where the disk is full, has
+ * none. */
+START_TEST(a_report_that_comes_has_a_position)
+{
+	char number[24];
+	_cleanup_free_ char *came = NULL;
+
+	write_file(file, strlen(file));
+	request.queries[0].name = "positions";
+	request.queries[0].value = "1";
+	request.queries[1].name = "follow";
+	request.queries[1].value = "1";
+	route_metrics_get(&d, &request);
+	run_due();
+	fake_stream_drain(&request.stream);
+	run_due();
+	strbuf_reset(&request.stream.text);
+	say("{\"step\": 4}\n");
+	write_file("{\"step\": 1}\n{\"loss\": 2.5}\n{\"step\": 2}\n{\"step\": 3}\n{\"step\": 5}\n", 62);
+	say("{\"step\": 5}\n");
+	came = frames(number);
+	ck_assert_str_eq(came, "-1:{\"step\": 4}\n;50:{\"step\": 5}\n;");
+	unlink(path);
+	say("{\"step\": 6}\n");
+	ck_assert(str_ends(text(), " 0 -1 12\n{\"step\": 6}\n"));
+}
+END_TEST
+
 START_TEST(wrong_queries_are_refused)
 {
 	static const struct {
@@ -297,6 +410,9 @@ int main(void)
 	tcase_add_test(c, steps_are_left_out_up_to_one);
 	tcase_add_test(c, a_file_of_which_nothing_is_new_has_its_end);
 	tcase_add_test(c, a_long_file_is_sent_as_it_is_taken);
+	tcase_add_test(c, a_first_report_is_not_missed);
+	tcase_add_test(c, reports_have_positions);
+	tcase_add_test(c, a_report_that_comes_has_a_position);
 	tcase_add_test(c, a_run_without_reports_has_none);
 	tcase_add_test(c, who_follows_gets_what_comes);
 	tcase_add_test(c, a_follower_that_reads_no_more_is_given_up);

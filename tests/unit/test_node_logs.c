@@ -314,6 +314,54 @@ START_TEST(only_a_log_itself_is_shortened)
 }
 END_TEST
 
+/* A reader goes on where another one was. */
+START_TEST(a_position_can_be_gone_on_from)
+{
+	static const struct {
+		int64_t offset, tail, begin;
+		const char *want;
+	} cases[] = {{0, -1, 0, "one\ntwo\n"}, {4, -1, 4, "two\n"}, {6, 1, 6, "o\n"},
+	             {2, 0, 2, "e\ntwo\n"},    {8, -1, 8, ""},      {9, -1, 0, "one\ntwo\n"}};
+
+	append("one\ntwo\n");
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
+		struct error err = ERROR_INIT;
+		char text[64];
+
+		ck_ok(log_reader_open(NULL, path, cases[i].tail, false, NULL, NULL, &reader, &err), &err);
+		log_reader_seek(reader, cases[i].offset);
+		ck_assert_int_eq(log_reader_position(reader), cases[i].begin);
+		ck_assert_int_eq(drain(reader, text, sizeof text), 0);
+		ck_assert_str_eq(text, cases[i].want);
+		ck_assert_int_eq(log_reader_position(reader), 8);
+	}
+}
+END_TEST
+
+/* It is that of the file, with what log_quota has removed. */
+START_TEST(a_position_counts_what_was_removed)
+{
+	_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
+	struct error err = ERROR_INIT;
+	_cleanup_close_ int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+	char text[64], same[64];
+	int64_t removed;
+	ssize_t n;
+
+	append_lines(0, 20000);
+	ck_ok(log_quota_apply(path, 1 << 20, &removed, &err), &err);
+	ck_assert_int_gt(removed, 0);
+	ck_ok(log_reader_open(NULL, path, -1, false, NULL, NULL, &reader, &err), &err);
+	log_reader_seek(reader, 100);
+	n = log_reader_read(reader, text, sizeof text);
+	ck_assert_int_gt(n, 0);
+	ck_assert_int_gt(log_reader_position(reader), 1000000);
+	ck_assert_int_eq(pread(fd, same, (size_t)n, log_reader_position(reader) - n), n);
+	ck_assert_int_eq(memcmp(text, same, (size_t)n), 0);
+}
+END_TEST
+
 START_TEST(what_is_appended_wakes_and_comes)
 {
 	_cleanup_(log_reader_closep) struct log_reader *reader = NULL;
@@ -499,6 +547,8 @@ int main(void)
 	tcase_add_test(tc, zeros_behind_a_hole_are_a_part_of_it);
 	tcase_add_test(tc, only_a_reader_that_waits_is_woken);
 	tcase_add_test(tc, only_a_log_itself_is_shortened);
+	tcase_add_test(tc, a_position_can_be_gone_on_from);
+	tcase_add_test(tc, a_position_counts_what_was_removed);
 	tcase_add_test(tc, what_is_appended_wakes_and_comes);
 	tcase_add_test(tc, a_missing_log_is_told);
 	tcase_add_loop_test(tc, old_files_are_removed, 0, 6);

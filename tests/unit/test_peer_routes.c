@@ -119,9 +119,12 @@ void peers_set_own_device(struct daemon *d, int64_t slot, bool drained, const ch
 
 void logs_serve_local(struct daemon *d, struct http_request *r, const struct log_query *q)
 {
-	strbuf_addf(&trace, "logs(%lld.%lld rank %lld tail %lld%s) ", (long long)q->run,
-	            (long long)q->attempt, (long long)q->rank, (long long)q->tail,
-	            q->follow ? " follow" : "");
+	strbuf_addf(&trace, "logs(%lld.%lld rank %lld tail %lld%s%s", (long long)q->run,
+	            (long long)q->attempt, (long long)q->rank, (long long)q->tail, q->follow ? " follow" : "",
+	            q->positions ? " positions" : "");
+	if (q->offset >= 0)
+		strbuf_addf(&trace, " offset %lld", (long long)q->offset);
+	strbuf_adds(&trace, ") ");
 }
 
 static struct run *live, *stored; /* run 7 in memory, run 8 in the store */
@@ -398,6 +401,10 @@ START_TEST(logs_are_asked_for)
 	    {"tail", "0", "logs(7.0 rank 0 tail 0) "},
 	    {"tail", "-1", "logs(7.0 rank 0 tail -1) "},
 	    {"follow", "1", "logs(7.0 rank 0 tail -1 follow) "},
+	    {"positions", "1", "logs(7.0 rank 0 tail -1 positions) "},
+	    {"offset", "0", "logs(7.0 rank 0 tail -1 offset 0) "},
+	    {"offset", "-1", NULL},
+	    {"positions", "2", NULL},
 	    {"attempt", "-1", NULL},
 	    {"rank", "-1", NULL},
 	    {"rank", "x", NULL},

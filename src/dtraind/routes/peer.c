@@ -258,14 +258,17 @@ void route_peer_resume(void *context, struct http_request *r)
 void route_peer_logs(void *context, struct http_request *r)
 {
 	struct log_query q;
-	int64_t follow;
+	int64_t follow, positions;
 
 	if (http_request_query_int(r, "run", 1, INT64_MAX, 0, &q.run) < 0 ||
 	    http_request_query_int(r, "attempt", 0, INT64_MAX, 0, &q.attempt) < 0 ||
 	    http_request_query_int(r, "rank", 0, INT32_MAX, 0, &q.rank) < 0 ||
 	    http_request_query_int(r, "tail", -1, INT64_MAX, -1, &q.tail) < 0 ||
-	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0)
+	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0 ||
+	    http_request_query_int(r, "positions", 0, 1, 0, &positions) < 0 ||
+	    http_request_query_int(r, "offset", 0, INT64_MAX, -1, &q.offset) < 0)
 		return;
 	q.follow = follow;
+	q.positions = positions;
 	logs_serve_local(context, r, &q);
 }

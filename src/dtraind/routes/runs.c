@@ -444,12 +444,14 @@ void route_logs(void *context, struct http_request *r)
 	const char *rank = http_request_query(r, "rank");
 	struct log_query q = {0};
 	const struct run *run;
-	int64_t follow;
+	int64_t follow, positions;
 
 	run = route_find_run(d->controller, r, true, &owned);
 	if (!run || http_request_query_int(r, "attempt", 1, INT64_MAX, 0, &q.attempt) < 0 ||
 	    http_request_query_int(r, "tail", 0, INT64_MAX, -1, &q.tail) < 0 ||
-	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0)
+	    http_request_query_int(r, "follow", 0, 1, 0, &follow) < 0 ||
+	    http_request_query_int(r, "positions", 0, 1, 0, &positions) < 0 ||
+	    http_request_query_int(r, "offset", 0, INT64_MAX, -1, &q.offset) < 0)
 		return;
 	if (rank && strcmp(rank, "all") == 0)
 		q.rank = -1;
@@ -457,6 +459,7 @@ void route_logs(void *context, struct http_request *r)
 		return;
 	q.run = run->id;
 	q.follow = follow;
+	q.positions = positions;
 	if (q.follow && (run->state == RUN_QUEUED || run->state == RUN_STARTING))
 		wait_for_logs(d, r, run, &q);
 	else
