@@ -25,6 +25,7 @@ struct position {
 	bool known;
 	int64_t end;  /* the offset behind it; known */
 	int64_t last; /* behind what came last over this connection; -1: nothing has */
+	bool begun;   /* there was a byte of it */
 };
 
 struct stream {
@@ -120,12 +121,14 @@ static int64_t move(struct stream *s, struct position *p, int64_t offset, int64_
 		*gap = is_first;
 		p->known = false;
 	} else {
-		*gap = p->known && offset > p->end; /* log_quota has removed what was there */
+		/* log_quota has removed what was there. A log that begins with a hole says so itself. */
+		*gap = p->known && offset > p->end && (p->begun || s->again);
 	}
 	known = p->known && offset < p->end ? MIN(p->end - offset, len) : 0;
 	p->end = p->known ? MAX(p->end, offset + len) : offset + len;
 	p->last = offset + len;
 	p->known = true;
+	p->begun = p->begun || len > 0;
 	return known;
 }
 

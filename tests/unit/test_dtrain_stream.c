@@ -135,6 +135,8 @@ static const struct history logs[] = {
      {{FIRST, "2 1 0 0\n2 1 4 4\none\n2 1 4100 4\ntwo\n", WHOLE}},
      .output = "one\ntwo\n",
      .doubt = true},
+    /* But a log that begins with a hole says so in its first line. */
+    {"logs -f -r 1 17", {{FIRST, "2 1 0 0\n2 1 4100 4\ntwo\n", WHOLE}}, .output = "two\n"},
     /* Ranks in another order; a line of which a part had come; and one that is divided otherwise. */
     {"logs -f -r all 17",
      {{"logs?rank=all&follow=1&positions=1",
