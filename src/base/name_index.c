@@ -6,7 +6,8 @@
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <strings.h>
+
+#include "base/str.h"
 
 enum { SMALLEST = 64 };
 
@@ -20,7 +21,7 @@ static struct name_slot *find_slot(const struct name_index *x, const char *name)
 	for (size_t i = h ^ h >> 32;; i++) {
 		struct name_slot *slot = &x->slots[i & (x->size - 1)];
 
-		if (!slot->name || strcasecmp(slot->name, name) == 0)
+		if (!slot->name || str_eq_host(slot->name, name))
 			return slot;
 	}
 }

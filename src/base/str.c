@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static bool reserve(struct strbuf *b, size_t more)
 {
@@ -147,6 +148,11 @@ bool str_ends(const char *s, const char *suffix)
 bool str_eq(const char *a, const char *b)
 {
 	return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
+bool str_eq_host(const char *a, const char *b)
+{
+	return a && b ? strcasecmp(a, b) == 0 : a == b;
 }
 
 /* Bytes of the well-formed character at s, 0: there is none. */

@@ -37,7 +37,9 @@ int str_replace(char **to, const char *from);
 bool str_starts(const char *s, const char *prefix);
 bool str_ends(const char *s, const char *suffix);
 bool str_eq(const char *a, const char *b); /* NULL equals only NULL */
-char *str_strip(char *s);                  /* in place: no white space at either end */
+/* Is it the same host? Upper and lower case of its name are the same; NULL equals only NULL. */
+bool str_eq_host(const char *a, const char *b);
+char *str_strip(char *s); /* in place: no white space at either end */
 bool str_is_utf8(const char *s);
 char *str_make_plain(char *s); /* in place: '?' for control characters but newline and tab */
 char *str_make_utf8(char *s);  /* in place: '?' for each byte that is no part of a character */

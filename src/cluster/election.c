@@ -211,7 +211,7 @@ static bool follow(struct election *e)
 	int r = find_leader(e, &pair, &err);
 	const char *leader = pair.value;
 
-	if (r == 0 && str_eq(leader, e->name)) {
+	if (r == 0 && str_eq_host(leader, e->name)) {
 		r = remove_own(e, pair.create_revision, &err);
 		if (r == 0)
 			r = -ENOENT;

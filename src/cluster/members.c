@@ -5,7 +5,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/json.h"
 #include "base/str.h"
@@ -108,7 +107,8 @@ bool members_position(const struct members *m, const char *name, size_t *i)
 	return name_index_find(&m->index, name, i);
 }
 
-/* What the hosts file says, into a new or an existing member. */
+/* What the hosts file says, into a new or an existing member, its spelling of the name included: the index
+ * still finds it, and has the name itself. */
 static int describe(struct member *m, const struct host *h, int default_port)
 {
 	char *address = strdup(h->address ? h->address : h->name), **labels = str_list_copy(h->labels);
@@ -124,13 +124,14 @@ static int describe(struct member *m, const struct host *h, int default_port)
 	m->labels = labels;
 	m->port = h->port ? h->port : default_port;
 	m->removed = false;
+	memcpy(m->name, h->name, strlen(h->name));
 	return 0;
 }
 
 static struct departed *find_departed(const struct members *m, const char *name)
 {
 	for (size_t i = 0; i < m->departed_count; i++)
-		if (strcasecmp(m->departed[i].name, name) == 0)
+		if (str_eq_host(m->departed[i].name, name))
 			return &m->departed[i];
 	return NULL;
 }
@@ -211,6 +212,27 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 	memcpy(m->hosts_hash, hash, sizeof(m->hosts_hash));
 	m->watched_since = now;
 	m->check_due = 0;
+	return 0;
+}
+
+int members_add_removed(struct members *m, const char *name, int default_port, struct error *err)
+{
+	const struct host host = {.name = (char *)name};
+	_cleanup_(member_freep) struct member *new = NULL;
+	struct member **list;
+
+	if (members_find(m, name))
+		return 0;
+	list = reallocarray(m->list, m->count + 1, sizeof(*list));
+	if (!list)
+		return error_oom(err);
+	m->list = list;
+	new = calloc(1, sizeof(*new));
+	if (!new || !(new->name = strdup(name)) || describe(new, &host, default_port) < 0 ||
+	    name_index_add(&m->index, new->name, m->count) < 0)
+		return error_oom(err);
+	new->removed = true;
+	list[m->count++] = steal_pointer(new);
 	return 0;
 }
 
@@ -441,7 +463,7 @@ double members_expire(struct members *m, const char *self, double now, double ti
 		double due = due_of(m, x, timeout);
 
 		/* One that was never heard of is due once: its error tells that it was. */
-		if (strcasecmp(x->name, self) == 0 || (!x->up && (x->heard > 0 || x->error)))
+		if (str_eq_host(x->name, self) || (!x->up && (x->heard > 0 || x->error)))
 			continue;
 		if (due > now) {
 			next = next == 0 || due < next ? due : next;
@@ -510,7 +532,7 @@ static struct node_view describe_member(const struct members *m, const struct me
 	    .address = x->address,
 	    .port = x->port,
 	    .state = member_state(x),
-	    .controller = strcasecmp(x->name, controller) == 0,
+	    .controller = str_eq_host(x->name, controller),
 	    .slots = (int64_t)x->slots,
 	    .free = x->up && !x->drained ? (int64_t)member_free_slots(x) : 0,
 	    .spare_of = x->kept_runs,
@@ -567,6 +589,7 @@ json_t *members_devices(const struct members *m)
 			struct device_info *d = &list.devices[list.count++];
 
 			*d = m->list[i]->devices[k];
+			d->node = m->list[i]->name; /* which it may spell in another way */
 			if (!m->list[i]->drained || d->state != SLOT_FREE)
 				continue;
 			d->state = SLOT_DRAINED;

@@ -68,10 +68,13 @@ int members_create(double now, struct members **out, struct error *err);
 void members_destroy(struct members *m);
 DEFINE_CLEANUP(struct members *, members_destroy)
 
-/* Takes over a hosts file: new nodes appear (not heard from yet), missing ones go, or are marked removed
- * where keep(context, name) says that they are still needed. */
+/* Takes over a hosts file, with its spelling of the names: new nodes appear (not heard from yet), missing
+ * ones go, or are marked removed where keep(context, name) says that they are still needed. */
 int members_set_hosts(struct members *m, const struct hosts *hosts, int default_port, double now,
                       bool (*keep)(void *context, const char *name), void *context, struct error *err);
+/* A node of which a run has something, and which neither the hosts file names nor this controller knew: it is
+ * marked removed, at the address that is its name. Nothing is done where the node is there. */
+int members_add_removed(struct members *m, const char *name, int default_port, struct error *err);
 size_t members_count(const struct members *m);
 struct member *members_get(struct members *m, size_t i); /* in the order of the hosts file */
 struct member *members_find(struct members *m, const char *name);

@@ -11,7 +11,8 @@
 
 #include <errno.h>
 #include <string.h>
-#include <strings.h>
+
+#include "base/str.h"
 
 struct node_runs {
 	char *name;
@@ -140,17 +141,12 @@ static void add_id(struct queue *q, const char *node, int64_t id)
 	n->count++;
 }
 
-/* Upper and lower case are the same, as in the index: a hosts file may spell a name in another way than the
- * one with which a run was placed. */
 static bool is_on(struct run *r, const char *node)
 {
 	if (run_part_find(r, node)) /* which looks first where it found the last one */
 		return true;
-	for (size_t i = 0; i < r->part_count; i++)
-		if (strcasecmp(r->parts[i].node, node) == 0)
-			return true;
 	for (size_t i = 0; i < r->lost_count; i++)
-		if (strcasecmp(r->lost[i].record.node, node) == 0)
+		if (str_eq_host(r->lost[i].record.node, node))
 			return true;
 	return false;
 }

@@ -56,7 +56,7 @@ static void add_avoided(struct run *r, const char *node)
 	char **list;
 
 	for (; x->avoid && x->avoid[n]; n++)
-		if (str_eq(x->avoid[n], node))
+		if (str_eq_host(x->avoid[n], node))
 			return;
 	list = reallocarray(x->avoid, n + 2, sizeof(*list));
 	if (!list) /* then the next attempt may take the node again */

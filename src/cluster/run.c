@@ -106,12 +106,45 @@ struct run_part *run_part_find(struct run *r, const char *node)
 	for (size_t i = 0; i < r->part_count; i++) {
 		size_t at = (r->part_found + i) % r->part_count;
 
-		if (strcmp(r->parts[at].node, node) != 0)
+		if (!str_eq_host(r->parts[at].node, node))
 			continue;
 		r->part_found = at;
 		return &r->parts[at];
 	}
 	return NULL;
+}
+
+typedef const char *(*spelling_fn)(void *context, const char *node);
+
+/* Returns whether it has changed. NULL stays. */
+static bool respell(char *node, spelling_fn spelling, void *context)
+{
+	const char *as = node ? spelling(context, node) : NULL;
+
+	if (!as || strcmp(node, as) == 0)
+		return false;
+	memcpy(node, as, strlen(node));
+	return true;
+}
+
+void run_respell(struct run *r, spelling_fn spelling, void *context)
+{
+	struct retry_record *x = &r->retries.record;
+	bool changed = respell(r->device_node, spelling, context);
+
+	changed = respell(x->checkpoint_node, spelling, context) || changed;
+	for (char **node = x->avoid; node && *node; node++)
+		changed = respell(*node, spelling, context) || changed;
+	for (size_t i = 0; i < r->rank_count; i++)
+		changed = respell(r->ranks[i].node, spelling, context) || changed;
+	for (size_t i = 0; i < r->part_count; i++)
+		changed = respell(r->parts[i].node, spelling, context) || changed;
+	for (size_t i = 0; i < r->lost_count; i++)
+		changed = respell(r->lost[i].record.node, spelling, context) || changed;
+	for (size_t i = 0; i < r->spare_count; i++)
+		changed = respell(r->spares[i].node, spelling, context) || changed;
+	if (changed)
+		run_touch(r);
 }
 
 void run_clear_parts(struct run *r)
@@ -155,7 +188,7 @@ struct run_lost *run_add_lost(struct run *r, const struct run_part *part)
 struct run_lost *run_find_lost(const struct run *r, const char *node, int64_t attempt)
 {
 	for (size_t i = 0; i < r->lost_count; i++)
-		if (r->lost[i].record.attempt == attempt && str_eq(r->lost[i].record.node, node))
+		if (r->lost[i].record.attempt == attempt && str_eq_host(r->lost[i].record.node, node))
 			return &r->lost[i];
 	return NULL;
 }
@@ -291,7 +324,7 @@ json_t *run_to_json_with(const struct run *r, bool own, json_t *config)
 	for (size_t i = 0; i < r->spare_count; i++)
 		spares[i] = r->spares[i].node;
 	for (size_t i = 0; i < r->rank_count; i++)
-		if (i == 0 || !str_eq(r->ranks[i].node, r->ranks[i - 1].node))
+		if (i == 0 || !str_eq_host(r->ranks[i].node, r->ranks[i - 1].node))
 			nodes[n++] = r->ranks[i].node;
 	json = run_view_encode(&view);
 	free(nodes); /* the names are the ranks', */

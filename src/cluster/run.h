@@ -184,6 +184,9 @@ static inline bool run_lacks_spares(const struct run *r)
 void run_keep_nodes(struct run *r);
 /* Is that enough for the next attempt? */
 bool run_has_replacements(const struct run *r);
+/* The names of its nodes are from now on as `spelling` returns them, which is NULL where a name stays, or the
+ * same with other upper and lower case. */
+void run_respell(struct run *r, const char *(*spelling)(void *context, const char *node), void *context);
 struct run_part *run_part_find(struct run *r, const char *node);
 
 unsigned run_report(struct run *r, const struct report *report, double now);

@@ -260,7 +260,7 @@ static void close_ranks(struct run *r)
 }
 
 /* Returns whether it is news. */
-static bool take_device_error(struct run *r, const struct report *report)
+static bool take_device_error(struct run *r, const struct run_part *part, const struct report *report)
 {
 	const char *text = report->device_errors ? report->device_errors[0] : NULL;
 
@@ -268,7 +268,7 @@ static bool take_device_error(struct run *r, const struct report *report)
 		return false;
 	r->device_error = strdup(text);
 	free(r->device_node);
-	r->device_node = strdup(report->node);
+	r->device_node = strdup(part->node);
 	return true;
 }
 
@@ -402,7 +402,7 @@ static bool merge_ranks(struct run *r, const struct run_part *part, const struct
 		struct run_rank *ours =
 		    theirs->rank < (int64_t)r->rank_count ? &r->ranks[theirs->rank] : NULL;
 
-		if (!ours || !str_eq(ours->node, part->node))
+		if (!ours || !str_eq_host(ours->node, part->node))
 			continue;
 		changed = merge_rank(ours, theirs) || changed;
 		/* By our clock, as well as it was known then. */
@@ -417,7 +417,7 @@ static bool merge_ranks(struct run *r, const struct run_part *part, const struct
 static void mark_lost(struct run *r, const char *node)
 {
 	for (size_t i = 0; i < r->rank_count; i++)
-		if (str_eq(r->ranks[i].node, node))
+		if (str_eq_host(r->ranks[i].node, node))
 			r->ranks[i].state = RANK_LOST;
 }
 
@@ -468,7 +468,7 @@ unsigned run_report(struct run *r, const struct report *report, double now)
 		return 0;
 	part->acknowledged = true;
 	part->clock_error = report->clock_error;
-	changed = take_device_error(r, report);
+	changed = take_device_error(r, part, report);
 	changed = merge_ranks(r, part, report) || changed;
 	if (report->state == ATTEMPT_RUNNING)
 		part->running = true;
@@ -476,11 +476,11 @@ unsigned run_report(struct run *r, const struct report *report, double now)
 	if (part->ended)
 		r->dirty = true;
 	if (report->lost)
-		mark_lost(r, report->node);
+		mark_lost(r, part->node);
 	if (report->shutdown)
 		set_trouble(r, part, report->shutdown, now);
 	if (report->reason && (part->ended || report->launcher_lost)) {
-		_cleanup_free_ char *text = str_printf("node %s: %s", report->node, report->reason);
+		_cleanup_free_ char *text = str_printf("node %s: %s", part->node, report->reason);
 
 		set_trouble(r, part, text ? text : report->reason, now);
 	}

@@ -3,7 +3,8 @@
 #include "cluster/schedule_reason.h"
 
 #include <stdio.h>
-#include <strings.h>
+
+#include "base/str.h"
 
 static const char *plural(int64_t n, const char *one, const char *many)
 {
@@ -15,7 +16,7 @@ static const char *unknown_host(const struct sched_node *nodes, size_t count, co
 	for (char *const *h = r->hosts; h && *h; h++) {
 		size_t i = 0;
 
-		while (i < count && strcasecmp(nodes[i].name, *h) != 0)
+		while (i < count && !str_eq_host(nodes[i].name, *h))
 			i++;
 		if (i == count)
 			return *h;

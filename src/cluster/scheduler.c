@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
 #include "cluster/schedule_reason.h"
 #include "cluster/topology.h"
 
@@ -18,7 +18,7 @@ static bool host_allowed(const struct sched_run *r, const char *name)
 	if (!r->hosts)
 		return true;
 	for (char *const *h = r->hosts; *h; h++)
-		if (strcasecmp(*h, name) == 0)
+		if (str_eq_host(*h, name))
 			return true;
 	return false;
 }
@@ -214,7 +214,7 @@ struct candidate {
 static int order_of(const struct sched_run *r, const char *node)
 {
 	for (size_t i = 0; i < r->held_count; i++)
-		if (strcasecmp(r->held[i].node, node) == 0)
+		if (str_eq_host(r->held[i].node, node))
 			return r->held[i].worked ? 0 : 1;
 	return 2;
 }
@@ -316,7 +316,7 @@ static int place_elsewhere(struct sched_node *nodes, size_t count, const bool *k
 	for (size_t i = 0; i < count; i++) {
 		left_out[i] = kept[i];
 		for (char *const *name = r->avoid; *name; name++)
-			left_out[i] = left_out[i] || strcasecmp(nodes[i].name, *name) == 0;
+			left_out[i] = left_out[i] || str_eq_host(nodes[i].name, *name);
 	}
 	v = look(nodes, count, left_out, r);
 	if (v.need.unsettled || (int64_t)v.fitting < r->nodes)

@@ -53,7 +53,7 @@ int64_t run_spare_slots(const struct run *r)
 
 static bool is_in_order(const struct run *r, const struct run_part *part)
 {
-	return !part->trouble && !str_eq(part->node, r->device_node) &&
+	return !part->trouble && !str_eq_host(part->node, r->device_node) &&
 	       !run_find_lost(r, part->node, r->attempt);
 }
 
@@ -82,7 +82,7 @@ void run_keep_nodes(struct run *r)
 			const struct run_rank *rank = &r->ranks[k];
 			size_t count = MAX(rank->slot_count, (size_t)1);
 
-			for (size_t n = 0; str_eq(rank->node, part->node) && n < count; n++)
+			for (size_t n = 0; str_eq_host(rank->node, part->node) && n < count; n++)
 				if ((int64_t)s->slot_count < r->per_node)
 					s->slots[s->slot_count++] =
 					    rank->slot_count ? rank->slots[n] : rank->slot;

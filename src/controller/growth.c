@@ -43,7 +43,7 @@ static void give_back_slots(struct controller *c, const struct run *r, struct sc
 		for (size_t k = 0; k < r->rank_count; k++) {
 			const struct run_rank *rank = &r->ranks[k];
 
-			if (!str_eq(rank->node, m->name))
+			if (!str_eq_host(rank->node, m->name))
 				continue;
 			for (size_t s = 0; s < MAX(rank->slot_count, (size_t)1); s++) {
 				size_t slot = (size_t)(rank->slot_count ? rank->slots[s] : rank->slot);

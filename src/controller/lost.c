@@ -16,7 +16,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/log.h"
 #include "base/str.h"
@@ -195,7 +194,7 @@ void lost_check(struct controller *c, const struct member *m, const struct heart
 
 	while ((r = queue_next_on(&c->queue, m->name, r ? r->id : 0)))
 		for (size_t k = r->lost_count; k-- > 0;)
-			if (str_eq(r->lost[k].record.node, m->name))
+			if (str_eq_host(r->lost[k].record.node, m->name))
 				check(c, r, &r->lost[k], m, heartbeat);
 }
 
@@ -219,7 +218,7 @@ int controller_fence(struct controller *c, const char *name, int64_t *count)
 		for (size_t k = r->lost_count; k-- > 0;) {
 			_cleanup_free_ char *node = strdup(r->lost[k].record.node);
 
-			if (!node || strcasecmp(node, name) != 0)
+			if (!node || !str_eq_host(node, name))
 				continue;
 			known = true;
 			settle(c, r, node, r->lost[k].record.attempt, "an administrator has fenced the node");

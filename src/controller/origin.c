@@ -34,7 +34,7 @@ static int look_at(void *context, const struct run *r, struct error *err)
 
 	if (r->uid != s->asking->uid || !r->output || r->rank_count == 0 || !is_within(s->model, r->output))
 		return 0;
-	if (!str_eq(r->ranks[0].node, s->node))
+	if (!str_eq_host(r->ranks[0].node, s->node))
 		s->found =
 		    str_printf("run %lld wrote it on node %s: expected that node (--set resources.hosts=%s), "
 		               "or a directory that all nodes share",

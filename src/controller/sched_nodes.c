@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Nodes and runs as the scheduler sees them. */
 #include <stdlib.h>
-#include <string.h>
 
+#include "base/str.h"
 #include "cluster/scheduler.h"
 #include "controller/internal.h"
 
@@ -21,7 +21,7 @@ static void take_slots(struct sched_node *node, const struct run_rank *rank)
 static void keep_slots(struct sched_node *nodes, size_t count, int64_t run, const struct spare_record *spare)
 {
 	for (size_t i = 0; i < count; i++)
-		for (size_t k = 0; strcmp(nodes[i].name, spare->node) == 0 && k < spare->slot_count; k++) {
+		for (size_t k = 0; str_eq_host(nodes[i].name, spare->node) && k < spare->slot_count; k++) {
 			size_t slot = (size_t)spare->slots[k];
 
 			if (slot >= nodes[i].slots || nodes[i].taken[slot])
@@ -73,7 +73,7 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 
 		for (size_t k = 0, i = n; r->part_count && k < r->rank_count; k++) {
 			/* The ranks of a node follow each other. */
-			if (i < n && strcmp(nodes[i].name, r->ranks[k].node) == 0)
+			if (i < n && str_eq_host(nodes[i].name, r->ranks[k].node))
 				take_slots(&nodes[i], &r->ranks[k]);
 			else if (members_position(c->members, r->ranks[k].node, &i))
 				take_slots(&nodes[i], &r->ranks[k]);

@@ -49,8 +49,8 @@ static bool has_got(const struct sched_run *placed, const struct sched_node *nod
 	int64_t n = placed->placed_nodes + placed->placed_spares;
 
 	for (int64_t i = 0; i < n; i++)
-		for (int64_t k = 0; str_eq(nodes[placed->chosen[i]].name, kept->node) && k < placed->per_node;
-		     k++)
+		for (int64_t k = 0;
+		     str_eq_host(nodes[placed->chosen[i]].name, kept->node) && k < placed->per_node; k++)
 			for (size_t l = 0; l < kept->slot_count; l++)
 				if (kept->slots[l] == placed->slots[i * placed->per_node + k])
 					return true;
@@ -92,7 +92,7 @@ static void add_one(struct controller *c, struct run *r, struct sched_node *node
 	for (size_t i = 0; has && i < count; i++) {
 		has[i] = run_part_find(r, nodes[i].name);
 		for (size_t k = 0; k < r->spare_count; k++)
-			has[i] = has[i] || str_eq(r->spares[k].node, nodes[i].name);
+			has[i] = has[i] || str_eq_host(r->spares[k].node, nodes[i].name);
 	}
 	if (!has || schedule_spare(nodes, count, has, &s, &err) < 0)
 		log_err("cannot look for spare nodes: out of memory");

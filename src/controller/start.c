@@ -119,9 +119,9 @@ static int copy_ranks(const struct run *r, const char *node, size_t *at, struct 
 {
 	size_t first = *at, end;
 
-	while (first < r->rank_count && !str_eq(r->ranks[first].node, node))
+	while (first < r->rank_count && !str_eq_host(r->ranks[first].node, node))
 		first++;
-	for (end = first; end < r->rank_count && str_eq(r->ranks[end].node, node);)
+	for (end = first; end < r->rank_count && str_eq_host(r->ranks[end].node, node);)
 		end++;
 	*at = end;
 	out->ranks = calloc(end - first + 1, sizeof(*out->ranks));

@@ -345,7 +345,7 @@ static int setup(struct daemon *d, struct error *err)
 	    (r = setup_event(d, err)) < 0 || (r = setup_http(d, err)) < 0 ||
 	    (r = log_streams_create(d, &d->logs, err)) < 0 || (r = setup_node(d, err)) < 0)
 		return r;
-	if (!d->settings->config->etcd_urls && str_eq(d->settings->name, d->settings->controller) &&
+	if (!d->settings->config->etcd_urls && str_eq_host(d->settings->name, d->settings->controller) &&
 	    (r = lead(d, NULL, err)) < 0)
 		return r;
 	if ((r = leader_create(d, &leader_callbacks, &d->leader, err)) < 0 ||
@@ -429,7 +429,7 @@ static void warn_unchanged(const struct settings *old, const struct settings *ne
 
 	if (!str_eq(old->name, new->name))
 		log_warn(text, "this node's name");
-	if (!str_eq(old->controller, new->controller))
+	if (!str_eq_host(old->controller, new->controller))
 		log_warn(text, "the controller");
 	if (old->port != new->port)
 		log_warn(text, "port");
@@ -462,7 +462,7 @@ static bool may_take_over(const struct settings *old, const struct settings *new
 		return false;
 	}
 	warn_unchanged(old, new);
-	return str_eq(old->name, new->name) && str_eq(old->controller, new->controller);
+	return str_eq_host(old->name, new->name) && str_eq_host(old->controller, new->controller);
 }
 
 static void take_over(struct daemon *d, struct settings *new)

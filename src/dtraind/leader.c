@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -140,9 +139,9 @@ bool leader_is_candidate(const struct daemon *d, const char *name)
 	const struct settings *s = d->settings;
 
 	if (!d->leader)
-		return strcasecmp(name, s->controller) == 0;
+		return str_eq_host(name, s->controller);
 	for (char **candidate = s->config->controllers; *candidate; candidate++)
-		if (strcasecmp(name, *candidate) == 0)
+		if (str_eq_host(name, *candidate))
 			return true;
 	return false;
 }
@@ -153,9 +152,9 @@ void leader_learn(struct daemon *d, const char *name)
 	struct leader *l = d->leader;
 
 	if (!l || d->controller || !h || !leader_is_candidate(d, name) ||
-	    strcasecmp(h->name, d->settings->name) == 0)
+	    str_eq_host(h->name, d->settings->name))
 		return;
-	if (l->known && strcmp(l->name, h->name) == 0)
+	if (l->known && str_eq_host(l->name, h->name))
 		return;
 	if (str_replace(&l->name, h->name) < 0)
 		return;
@@ -170,14 +169,14 @@ void leader_away(struct daemon *d, const char *name)
 	const struct host *h;
 	size_t next = 0;
 
-	if (!d->leader || d->controller || strcasecmp(d->leader->name, name) != 0)
+	if (!d->leader || d->controller || !str_eq_host(d->leader->name, name))
 		return;
 	d->leader->known = false;
 	for (size_t i = 0; candidates[i]; i++)
-		if (strcasecmp(candidates[i], name) == 0 && candidates[i + 1])
+		if (str_eq_host(candidates[i], name) && candidates[i + 1])
 			next = i + 1;
 	/* A candidate that is not the controller can ask only the other candidates who is. */
-	if (strcasecmp(candidates[next], d->settings->name) == 0)
+	if (str_eq_host(candidates[next], d->settings->name))
 		next = candidates[next + 1] ? next + 1 : 0;
 	h = hosts_find(d->settings->hosts, candidates[next]);
 	if (h) /* a reload may have removed it */
@@ -189,7 +188,7 @@ static double *silence_of(const struct daemon *d, const char *name)
 	char **candidates = d->settings->config->controllers;
 
 	for (size_t i = 0; d->leader && candidates[i]; i++)
-		if (strcasecmp(candidates[i], name) == 0)
+		if (str_eq_host(candidates[i], name))
 			return &d->leader->silent_since[i];
 	return NULL;
 }
@@ -207,7 +206,7 @@ void leader_answered(struct daemon *d, const char *name, bool leads)
 	/* From now on this one is called, and no other: what these would answer is not known any more. */
 	for (size_t i = 0; candidates[i]; i++)
 		l->silent_since[i] = 0;
-	if (l->known || d->controller || strcasecmp(l->name, name) != 0)
+	if (l->known || d->controller || !str_eq_host(l->name, name))
 		return;
 	l->known = true;
 	l->callbacks.found(d);

@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/json.h"
 #include "base/log.h"
@@ -35,7 +34,7 @@ struct call {
 
 static bool is_here(const struct daemon *d, const struct peer *peer)
 {
-	return strcasecmp(peer->name, d->settings->name) == 0;
+	return str_eq_host(peer->name, d->settings->name);
 }
 
 static struct call *call_new(struct daemon *d, const struct peer *peer, peer_done_fn done, void *context)

@@ -278,7 +278,7 @@ void proxy_follow(struct daemon *d)
 
 	for (struct pipe *p = d->pipes; p; p = next) {
 		next = p->next;
-		if (!leader || !p->transfer || str_eq(p->to, leader))
+		if (!leader || !p->transfer || str_eq_host(p->to, leader))
 			continue;
 		if (p->stream) {
 			http_transfer_cancel(steal_pointer(p->transfer));

@@ -103,7 +103,7 @@ static int find_controller(struct settings *s, struct error *err)
 		if (!h)
 			return error_set(err, -ENOENT, "controllers: there is no host \"%s\" in %s", *name,
 			                 s->config->hosts_file);
-		s->candidate = s->candidate || str_eq(h->name, s->name);
+		s->candidate = s->candidate || str_eq_host(h->name, s->name);
 	}
 	if (s->config->etcd_urls)
 		h = hosts_find(s->hosts, s->config->controllers[0]);

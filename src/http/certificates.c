@@ -7,7 +7,6 @@
 #include <gnutls/x509.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 
 #include "base/cleanup.h"
@@ -166,7 +165,7 @@ bool certificates_are_of(const struct identity *id, const char *node)
 	if (certificate_names_read(&der, &names, NULL) < 0)
 		return false;
 	for (size_t i = 0; i < names.count; i++)
-		if (strcasecmp(names.list[i], node) == 0)
+		if (str_eq_host(names.list[i], node))
 			return true;
 	return false;
 }

@@ -3,10 +3,10 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/str.h"
 #include "http/certificates.h"
 #include "http/internal.h"
 
@@ -31,7 +31,7 @@ static int find_node(const struct http_server *s, const gnutls_datum_t *der, cha
 		const char *node =
 		    s->options.find_node ? s->options.find_node(s->options.context, names.list[i]) : NULL;
 
-		if (node && found && strcasecmp(node, found) != 0)
+		if (node && found && !str_eq_host(node, found))
 			return error_set(err, -EACCES, "the certificate is of two nodes, %s and %s", found,
 			                 node);
 		found = node ? node : found;

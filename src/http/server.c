@@ -9,13 +9,13 @@
 #include <fcntl.h>
 #include <gnutls/gnutls.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/str.h"
 #include "http/internal.h"
 
 enum {
@@ -121,7 +121,7 @@ static const char *wrong_node(const struct http_request *r)
 	const char *own = r->listener->server->options.node;
 	const char *meant = r->listener->tls && own ? http_request_header(r, "Dtrain-Node") : NULL;
 
-	return meant && strcasecmp(meant, own) != 0 ? meant : NULL;
+	return meant && !str_eq_host(meant, own) ? meant : NULL;
 }
 
 /* A service whose certificate is accepted no longer connects anew, possibly with another one. */

@@ -54,6 +54,17 @@ START_TEST(strings_are_replaced)
 }
 END_TEST
 
+START_TEST(names_of_hosts_are_the_same_in_upper_and_lower_case)
+{
+	ck_assert(str_eq_host("n1.example.org", "N1.Example.ORG"));
+	ck_assert(!str_eq_host("n1", "n2"));
+	ck_assert(!str_eq_host("n1", "n1.example.org"));
+	ck_assert(!str_eq_host("n1", NULL));
+	ck_assert(!str_eq_host(NULL, "n1"));
+	ck_assert(str_eq_host(NULL, NULL));
+}
+END_TEST
+
 START_TEST(lists_are_copied)
 {
 	char *list[] = {(char *)"one", (char *)"", NULL}, **copy = str_list_copy(list),
@@ -745,6 +756,7 @@ int main(void)
 
 	tcase_add_test(t, strbuf_grows_and_formats);
 	tcase_add_test(t, strings_are_replaced);
+	tcase_add_test(t, names_of_hosts_are_the_same_in_upper_and_lower_case);
 	tcase_add_test(t, lists_are_copied);
 	tcase_add_test(t, bytes_become_utf8);
 	tcase_add_test(t, numbers_are_whole_strings);

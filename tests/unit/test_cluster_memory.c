@@ -247,6 +247,26 @@ static int set_hosts(void *context, struct error *err)
 	return code;
 }
 
+/* With as many members as make their index grow. */
+static int add_removed(void *context, struct error *err)
+{
+	struct members *m = NULL;
+	int code = members_create(100, &m, err);
+
+	if (code == 0)
+		code = members_set_hosts(m, context, 29600, 100, NULL, NULL, err);
+	for (int i = 0; i < 40 && code == 0; i++) {
+		char name[16];
+
+		snprintf(name, sizeof(name), "gone%d", i);
+		code = members_add_removed(m, name, 29600, err);
+		ck_assert_uint_eq(members_count(m), 2 + i + (code == 0));
+		ck_assert_int_eq(members_find(m, name) != NULL, code == 0);
+	}
+	members_destroy(m);
+	return code;
+}
+
 START_TEST(members_are_made_whole_or_not)
 {
 	static const char text[] = "n1 slots=2 ssd fast\nn2 addr=10.0.0.2\n";
@@ -255,6 +275,7 @@ START_TEST(members_are_made_whole_or_not)
 
 	ck_ok(hosts_parse(text, strlen(text), "hosts", &hosts, &err), &err);
 	memory_runs_out(set_hosts, hosts);
+	memory_runs_out(add_removed, hosts);
 }
 END_TEST
 

@@ -413,6 +413,60 @@ START_TEST(a_node_that_a_run_needs_stays_when_its_line_is_gone)
 }
 END_TEST
 
+START_TEST(the_newest_hosts_file_spells_the_names)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\nb\n");
+	struct member *b = members_find(m, "b");
+	_cleanup_json_ json_t *devices = NULL;
+	size_t at = 0;
+
+	beat(m, "b", "7", 101);
+	set_hosts(m, "a\nB\n", 102, keep_none);
+	ck_assert_ptr_eq(members_find(m, "b"), b);
+	ck_assert_ptr_eq(members_find(m, "B"), b);
+	ck_assert(members_position(m, "b", &at));
+	ck_assert_uint_eq(at, 1);
+	ck_assert(b->up);
+	ck_assert_str_eq(b->name, "B");
+	/* The node's own hosts file may have the other spelling. */
+	devices = members_devices(m);
+	ck_assert_str_eq(json_get_string(json_array_get(json_object_get(devices, "devices"), 0), "node", ""),
+	                 "B");
+	ck_assert_str_eq(b->devices[0].node, "b");
+}
+END_TEST
+
+START_TEST(a_node_that_a_run_needs_may_never_have_been_there)
+{
+	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
+	_cleanup_json_ json_t *removed = NULL;
+	struct error err = ERROR_INIT;
+	const struct member *b;
+
+	ck_ok(members_add_removed(m, "A", 29600, &err), &err);
+	ck_assert_uint_eq(members_count(m), 1);
+	ck_assert(!members_find(m, "a")->removed);
+	ck_ok(members_add_removed(m, "b", 29601, &err), &err);
+	ck_assert_uint_eq(members_count(m), 2);
+	b = members_find(m, "B");
+	ck_assert_ptr_eq(members_get(m, 1), b);
+	ck_assert(b->removed && !member_awaited(b));
+	ck_assert_str_eq(b->address, "b");
+	ck_assert_int_eq(b->port, 29601);
+	removed = view(m, 1);
+	ck_assert_str_eq(json_get_string(removed, "error", ""), "removed from the hosts file");
+	/* As one that was removed from the file later. */
+	set_hosts(m, "a\n", 103, keep_all);
+	ck_assert_ptr_eq(members_find(m, "b"), b);
+	set_hosts(m, "a\nb\n", 104, keep_all);
+	ck_assert(!b->removed);
+	ck_assert_ptr_eq(members_find(m, "b"), b);
+	ck_ok(members_add_removed(m, "c", 29600, &err), &err);
+	set_hosts(m, "a\n", 105, keep_none);
+	ck_assert_ptr_null(members_find(m, "c"));
+}
+END_TEST
+
 START_TEST(a_drained_node_shows_no_free_slots)
 {
 	_cleanup_(members_destroyp) struct members *m = make_members("a\n");
@@ -689,6 +743,8 @@ int main(void)
 	tcase_add_test(c, a_node_without_heartbeats_is_down);
 	tcase_add_test(c, another_hosts_file_is_taken_over);
 	tcase_add_test(c, a_node_that_a_run_needs_stays_when_its_line_is_gone);
+	tcase_add_test(c, the_newest_hosts_file_spells_the_names);
+	tcase_add_test(c, a_node_that_a_run_needs_may_never_have_been_there);
 	tcase_add_test(c, a_drained_node_shows_no_free_slots);
 	tcase_add_test(c, a_node_with_another_hosts_file_is_shown);
 	tcase_add_test(c, links_are_a_matrix_of_weights);

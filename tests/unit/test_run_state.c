@@ -439,6 +439,80 @@ START_TEST(a_refusal_is_final_or_a_failure_of_the_node)
 }
 END_TEST
 
+/* The node has another hosts file than the controller had when it placed the run. */
+START_TEST(a_node_may_spell_its_name_in_another_way)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+	static const char gone[] = "\"device_errors\":[\"GPU 0: fell off the bus\"],";
+
+	r->retries.max_node_failures = 1;
+	r->spares_asked = 1;
+	fixture_place(r);
+	ck_assert_ptr_nonnull(run_add_lost(r, &r->parts[1]));
+	ck_assert_ptr_eq(run_find_lost(r, "N2", 1), &r->lost[0]);
+	ck_assert(run_remove_lost(r, "N2", 1));
+	fixture_report(r, "N1", "running", "{\"rank\":0,\"slot\":0,\"state\":\"running\",\"pid\":7}");
+	ck_assert_int_eq(r->ranks[0].pid, 7);
+	fixture_report(r, "N2", "running", "");
+	ck_assert_int_eq(r->state, RUN_RUNNING);
+	fixture_report_with(r, "N2", "ended",
+	                    "{\"rank\":1,\"slot\":0,\"state\":\"exited\",\"pid\":8,\"exit_status\":1}", gone);
+	fixture_report(r, "N1", "ended", RANK0_OK);
+	/* Once, as the controller spells it. */
+	ck_assert_str_eq(r->retries.record.avoid[0], "n2");
+	ck_assert_ptr_null(r->retries.record.avoid[1]);
+	/* The other one is kept for the next attempt. */
+	ck_assert_uint_eq(r->spare_count, 1);
+	ck_assert_str_eq(r->spares[0].node, "n1");
+}
+END_TEST
+
+static const char *spell(void *context, const char *node)
+{
+	const char *const *name = context;
+
+	while (*name && !str_eq_host(*name, node))
+		name++;
+	return *name;
+}
+
+START_TEST(another_spelling_of_its_nodes_is_taken_over)
+{
+	static const char *const names[] = {"n1", "N2", "N3", NULL};
+	static const int slots[] = {0};
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+	int64_t version;
+
+	fixture_place(r);
+	ck_assert_ptr_nonnull(run_add_lost(r, &r->parts[1]));
+	ck_assert(run_add_spare(r, "n3", slots));
+	ck_assert(run_add_spare(r, "n4", slots));
+	r->device_node = strdup("n2");
+	r->retries.record.checkpoint_node = strdup("n3");
+	r->retries.record.avoid = calloc(3, sizeof(char *));
+	r->retries.record.avoid[0] = strdup("n1");
+	r->retries.record.avoid[1] = strdup("n2");
+	r->dirty = r->changed = false;
+	version = r->version;
+	run_respell(r, spell, (void *)names);
+	ck_assert_int_eq(r->version, version + 1);
+	ck_assert(r->dirty && r->changed);
+	ck_assert_str_eq(r->ranks[0].node, "n1");
+	ck_assert_str_eq(r->ranks[1].node, "N2");
+	ck_assert_str_eq(r->parts[0].node, "n1");
+	ck_assert_str_eq(r->parts[1].node, "N2");
+	ck_assert_str_eq(r->lost[0].record.node, "N2");
+	ck_assert_str_eq(r->spares[0].node, "N3");
+	ck_assert_str_eq(r->spares[1].node, "n4"); /* which is not known */
+	ck_assert_str_eq(r->device_node, "N2");
+	ck_assert_str_eq(r->retries.record.checkpoint_node, "N3");
+	ck_assert_str_eq(r->retries.record.avoid[0], "n1");
+	ck_assert_str_eq(r->retries.record.avoid[1], "N2");
+	run_respell(r, spell, (void *)names);
+	ck_assert_int_eq(r->version, version + 1);
+}
+END_TEST
+
 START_TEST(a_lost_node_takes_the_run_down)
 {
 	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
@@ -562,6 +636,8 @@ int main(void)
 	tcase_add_test(c, a_late_report_of_an_earlier_attempt_is_ignored);
 	tcase_add_test(c, a_run_whose_preflight_fails_has_failed);
 	tcase_add_loop_test(c, a_refusal_is_final_or_a_failure_of_the_node, 0, 4);
+	tcase_add_test(c, a_node_may_spell_its_name_in_another_way);
+	tcase_add_test(c, another_spelling_of_its_nodes_is_taken_over);
 	tcase_add_test(c, a_lost_node_takes_the_run_down);
 	tcase_add_test(c, a_run_begun_on_one_node_is_not_queued_again);
 	tcase_add_test(c, a_waiting_run_that_an_unknown_attempt_has_executed_fails);

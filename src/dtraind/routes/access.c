@@ -83,10 +83,10 @@ static bool has_rank(struct daemon *d, struct http_request *r, const char *node)
 	    controller_find_run(d->controller, id, &run, &owned, NULL) < 0)
 		return false;
 	for (size_t i = 0; i < run->rank_count; i++)
-		if (str_eq(run->ranks[i].node, node))
+		if (str_eq_host(run->ranks[i].node, node))
 			return true;
 	for (size_t i = 0; i < run->lost_count; i++)
-		if (str_eq(run->lost[i].record.node, node))
+		if (str_eq_host(run->lost[i].record.node, node))
 			return true;
 	return false;
 }

@@ -134,7 +134,7 @@ static bool check_node(struct http_request *r, const char *node)
 {
 	const char *caller = http_request_caller(r)->node;
 
-	if (!caller || strcasecmp(caller, node) == 0)
+	if (!caller || str_eq_host(caller, node))
 		return true;
 	http_reply_error(r, 403, "not-allowed", "the certificate is of %s, and the message of %s", caller,
 	                 node);

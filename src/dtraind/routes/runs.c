@@ -393,7 +393,7 @@ static struct log_place find_place(struct daemon *d, const struct run_rank *rank
 	const struct member *m = controller_find_node(d->controller, node);
 	struct log_place place = {.rank = rank->rank, .node = node};
 
-	if (strcmp(node, d->settings->name) != 0) {
+	if (!str_eq_host(node, d->settings->name)) {
 		place.address = m ? m->address : node;
 		place.port = m ? m->port : d->settings->config->port;
 	}
