@@ -94,7 +94,7 @@ static size_t drain_index(const struct store_batch *b, const char *node)
 {
 	size_t i = 0;
 
-	while (i < b->drain_count && !str_eq(b->drains[i].node, node))
+	while (i < b->drain_count && !str_eq_host(b->drains[i].node, node))
 		i++;
 	return i;
 }

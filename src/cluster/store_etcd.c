@@ -6,7 +6,8 @@
  *     cluster        the id of the cluster
  *     highest        the last number of a run
  *     epochs/N       each epoch, empty
- *     drains/NODE    why the node is drained; it is empty where no reason is known
+ *     drains/NODE    why the node is drained; it is empty where no reason is known. NODE is as the hosts file
+ *                    spelt it then; a key with another spelling is of the same node
  *     runs/N         struct run_entry as JSON; N has 20 digits, so that keys are in the order of runs
  *     origins/N      struct run_origin as JSON: what never changes of the run
  *
@@ -53,6 +54,9 @@ struct etcd_store {
 	struct election *election;
 	struct written *written; /* by id */
 	size_t written_count;
+	/* The names of all keys of drains that have been there. */
+	char **drains;
+	size_t drain_count;
 	/* a ring: the oldest one is at ended_count % ENDED_MAX, once there are so many */
 	int64_t ended[ENDED_MAX];
 	size_t ended_count;
@@ -333,12 +337,23 @@ static int put_run(struct etcd_store *s, struct txn *t, const struct stored_run 
 	return note_ended(s, t, id, err);
 }
 
+/* The other spellings go last: the node is drained in between, too. */
 static int put_drain(struct etcd_store *s, struct txn *t, const struct stored_drain *d, struct error *err)
 {
 	char key[KEY_SIZE];
+	int r;
 
+	if (d->drained && store_etcd_add_name(&s->drains, &s->drain_count, d->node) < 0)
+		return error_oom(err);
 	snprintf(key, sizeof(key), ETCD_PREFIX "drains/%s", d->node);
-	return d->drained ? put(s, t, key, d->reason ? d->reason : "", err) : remove_key(s, t, key, err);
+	r = d->drained ? put(s, t, key, d->reason ? d->reason : "", err) : remove_key(s, t, key, err);
+	for (size_t i = 0; i < s->drain_count && r == 0; i++) {
+		if (str_eq(s->drains[i], d->node) || !str_eq_host(s->drains[i], d->node))
+			continue;
+		snprintf(key, sizeof(key), ETCD_PREFIX "drains/%s", s->drains[i]);
+		r = remove_key(s, t, key, err);
+	}
+	return r;
 }
 
 static int put_epoch(struct etcd_store *s, struct txn *t, const struct store_batch *b, struct error *err)
@@ -422,6 +437,7 @@ static void etcd_store_close(void *self)
 	struct etcd_store *s = self;
 
 	etcd_close(s->etcd);
+	store_etcd_free_names(s->drains, s->drain_count);
 	free(s->written);
 	free(s);
 }
@@ -476,8 +492,14 @@ static int open_copy(const struct store_etcd_contents *l, const char *directory,
 	return store_create(backend, self, start, out, err);
 }
 
-static void note_loaded(struct etcd_store *s, const struct store_batch *b)
+/* Takes the names of the drains. */
+static void note_loaded(struct etcd_store *s, struct store_etcd_contents *contents)
 {
+	const struct store_batch *b = &contents->batch;
+
+	s->drains = steal_pointer(contents->drains);
+	s->drain_count = contents->drain_count;
+	contents->drain_count = 0;
 	for (size_t i = 0; i < b->run_count; i++)
 		if (run_state_final(b->runs[i].run.state))
 			s->ended[s->ended_count++ % ENDED_MAX] = b->runs[i].run.id;
@@ -494,7 +516,7 @@ static int open_all(struct etcd_store *s, const char *directory, struct store **
 		r = error_set(err, -EINVAL, "etcd: " ETCD_PREFIX "cluster is not the id of a cluster");
 	if (r == 0)
 		r = store_etcd_load(s->etcd, start.least_epoch << VERSION_BITS, &contents, err);
-	note_loaded(s, &contents.batch);
+	note_loaded(s, &contents);
 	if (r == 0)
 		r = open_copy(&contents, directory, &start, out, err);
 	store_etcd_contents_clear(&contents);

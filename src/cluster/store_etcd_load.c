@@ -90,12 +90,39 @@ static int take_epoch(void *context, const char *name, const char *value, struct
 	return 0;
 }
 
+int store_etcd_add_name(char ***list, size_t *count, const char *name)
+{
+	char **grown;
+
+	for (size_t i = 0; i < *count; i++)
+		if (str_eq((*list)[i], name))
+			return 0;
+	grown = reallocarray(*list, *count + 1, sizeof(*grown));
+	if (!grown)
+		return -ENOMEM;
+	*list = grown;
+	grown[*count] = strdup(name);
+	if (!grown[*count])
+		return -ENOMEM;
+	(*count)++;
+	return 0;
+}
+
+void store_etcd_free_names(char **list, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		free(list[i]);
+	free(list);
+}
+
 static int take_drain(void *context, const char *name, const char *value, struct error *err)
 {
 	struct loading *l = context;
 
-	return store_batch_set_drained(&l->out->batch, name, true, *value ? value : NULL) < 0 ? error_oom(err)
-	                                                                                      : 0;
+	if (store_etcd_add_name(&l->out->drains, &l->out->drain_count, name) < 0 ||
+	    store_batch_set_drained(&l->out->batch, name, true, *value ? value : NULL) < 0)
+		return error_oom(err);
+	return 0;
 }
 
 static int take_entry(void *context, const char *name, const char *value, struct error *err)
@@ -233,6 +260,7 @@ int store_etcd_load(struct etcd *etcd, int64_t version, struct store_etcd_conten
 void store_etcd_contents_clear(struct store_etcd_contents *c)
 {
 	store_batch_clear(&c->batch);
+	store_etcd_free_names(c->drains, c->drain_count);
 	free(c->epochs);
 	*c = (struct store_etcd_contents){.epochs = NULL};
 }

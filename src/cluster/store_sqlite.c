@@ -67,8 +67,8 @@ static const char *const write_text[WRITE_STATEMENTS] = {
     [UPDATE] = "UPDATE runs SET state=?6, attempt=?7, version=?8, started=?10, ended=?11, reason=?12, "
                "exit_status=?13, cancelled=?14, failed=?15, requeue=?16, per_node=?18, ranks=?21, "
                "progress=?22, detail=?23, under_way=?24 WHERE id=?26",
-    [DRAIN] = "INSERT OR REPLACE INTO drained VALUES (?1, ?2)",
-    [RESUME] = "DELETE FROM drained WHERE node = ?1",
+    [DRAIN] = "INSERT INTO drained VALUES (?1, ?2)",
+    [RESUME] = "DELETE FROM drained WHERE node = ?1 COLLATE NOCASE",
     [ADD_EPOCH] = "INSERT INTO epochs VALUES (?1)",
     [REPLACE_EPOCH] = "UPDATE epochs SET epoch = ?1 WHERE epoch = ?2",
     [LIFT] = "UPDATE sqlite_sequence SET seq = ?1 WHERE name = 'runs'",
@@ -88,7 +88,7 @@ static const char *const read_text[READ_STATEMENTS] = {
         "SELECT id, " STORE_SQLITE_COLUMNS " FROM runs WHERE state < 4 AND ?1 >> state & 1 AND id < ?2 "
         "ORDER BY id DESC LIMIT ?3",
     [COUNTS] = "SELECT state, count(*) FROM runs GROUP BY state",
-    [DRAINED] = "SELECT reason FROM drained WHERE node = ?1",
+    [DRAINED] = "SELECT reason FROM drained WHERE node = ?1 COLLATE NOCASE ORDER BY node = ?1 DESC",
     [CLUSTER] = "SELECT id FROM cluster",
     [EPOCH] = "SELECT max(epoch) FROM epochs",
     [HAS_EPOCH] = "SELECT 1 FROM epochs WHERE epoch = ?1",
@@ -139,12 +139,16 @@ static int write_run(struct sqlite_store *s, enum write_statement which, const s
 
 static int write_drain(struct sqlite_store *s, const struct stored_drain *d, struct error *err)
 {
-	enum write_statement which = d->drained ? DRAIN : RESUME;
+	int r;
 
-	store_sqlite_bind_text(s->write[which], 1, d->node);
-	if (d->drained)
-		store_sqlite_bind_text(s->write[which], 2, d->reason);
-	return step_write(s, which, err);
+	/* Under any spelling, before it is written under this one. */
+	store_sqlite_bind_text(s->write[RESUME], 1, d->node);
+	r = step_write(s, RESUME, err);
+	if (r < 0 || !d->drained)
+		return r;
+	store_sqlite_bind_text(s->write[DRAIN], 1, d->node);
+	store_sqlite_bind_text(s->write[DRAIN], 2, d->reason);
+	return step_write(s, DRAIN, err);
 }
 
 /* One statement, so that no failure leaves the store without the one epoch and without the other. */

@@ -649,6 +649,66 @@ START_TEST(a_store_of_the_first_layout_is_converted_once)
 }
 END_TEST
 
+static int drained_rows(const char *path)
+{
+	sqlite3_stmt *st = NULL;
+	sqlite3 *db = NULL;
+	int count;
+
+	ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
+	ck_assert_int_eq(sqlite3_prepare_v2(db, "SELECT count(*) FROM drained", -1, &st, NULL), SQLITE_OK);
+	ck_assert_int_eq(sqlite3_step(st), SQLITE_ROW);
+	count = sqlite3_column_int(st, 0);
+	sqlite3_finalize(st);
+	sqlite3_close(db);
+	return count;
+}
+
+static void ck_drained(struct store *s, const char *node, const char *reason)
+{
+	_cleanup_free_ char *found = NULL;
+
+	ck_assert_int_eq(store_drained(s, node, &found), reason != NULL);
+	ck_assert_pstr_eq(found, reason);
+}
+
+/* The hosts file may have spelt it in another way when it was drained; earlier versions could then write it a
+ * second time. */
+START_TEST(a_drained_node_is_found_under_any_spelling)
+{
+	static const char rows[] =
+	    "INSERT INTO drained VALUES ('n2', 'a fan'), ('N3', 'a disk'), ('n3', 'a fan')";
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
+	_cleanup_(store_closep) struct store *s = NULL;
+	struct error err = ERROR_INIT;
+	sqlite3 *db;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	store_close(steal_pointer(s));
+	ck_assert_int_eq(sqlite3_open(path, &db), SQLITE_OK);
+	ck_assert_int_eq(sqlite3_exec(db, rows, NULL, NULL, NULL), SQLITE_OK);
+	ck_assert_int_eq(sqlite3_close(db), SQLITE_OK);
+	ck_ok(store_open(path, &s, &err), &err);
+	ck_drained(s, "N2", "a fan");
+	ck_drained(s, "n2", "a fan");
+	ck_drained(s, "n3", "a fan");
+	ck_drained(s, "N3", "a disk");
+	/* What was set last counts, also before it is written. */
+	ck_ok(store_set_drained(s, "N2", true, "a cable", &err), &err);
+	ck_drained(s, "n2", "a cable");
+	ck_assert_int_eq(commit(s), 0);
+	ck_drained(s, "n2", "a cable");
+	ck_drained(s, "N2", "a cable");
+	ck_ok(store_set_drained(s, "N3", false, NULL, &err), &err);
+	ck_assert_int_eq(commit(s), 0);
+	ck_drained(s, "n3", NULL);
+	ck_drained(s, "N3", NULL);
+	store_close(steal_pointer(s));
+	ck_assert_int_eq(drained_rows(path), 1);
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
 /* After a restart a run has all that an update wrote; what is given only once stays as it was inserted. */
 START_TEST(an_update_writes_all_that_changes)
 {
@@ -1121,6 +1181,7 @@ int main(void)
 	tcase_add_test(c, what_controllers_share_is_written_first);
 	tcase_add_test(c, a_commit_that_lacks_something_is_none);
 	tcase_add_test(c, a_run_is_found_by_the_key_of_its_submission);
+	tcase_add_test(c, a_drained_node_is_found_under_any_spelling);
 	tcase_add_test(c, an_update_writes_all_that_changes);
 	tcase_add_test(c, a_listing_is_a_page_of_the_states_asked_for);
 	tcase_add_test(c, what_the_store_does_not_have_is_said);

@@ -339,6 +339,66 @@ START_TEST(drains_and_their_reasons_are_kept)
 }
 END_TEST
 
+static void ck_drained(const char *node, const char *reason)
+{
+	_cleanup_free_ char *found = NULL;
+
+	ck_assert_int_eq(store_drained(store, node, &found), reason != NULL);
+	ck_assert_pstr_eq(found, reason);
+}
+
+/* The hosts file may have spelt it in another way when it was drained: by another controller, or by this one,
+ * with which it was read again since. */
+START_TEST(a_drained_node_is_found_under_any_spelling)
+{
+	struct error err = ERROR_INIT;
+
+	fake_etcd_put("/dtrain/drains/n1", "a fan");
+	fake_etcd_put("/dtrain/drains/n2", "a disk");
+	fake_etcd_put("/dtrain/drains/N2", "a cable");
+	fake_etcd_put("/dtrain/drains/n22", "");
+	begin("n1");
+	ck_drained("N1", "a fan");
+	ck_drained("n1", "a fan");
+	/* Its key is from now on as the hosts file has it. */
+	ck_ok(store_set_drained(store, "N1", true, "a lamp", &err), &err);
+	commit_ok();
+	ck_drained("n1", "a lamp");
+	ck_assert_ptr_null(fake_etcd_value("/dtrain/drains/n1"));
+	ck_assert_str_eq(fake_etcd_value("/dtrain/drains/N1"), "a lamp");
+	ck_ok(store_set_drained(store, "n1", false, NULL, &err), &err);
+	ck_ok(store_set_drained(store, "N2", false, NULL, &err), &err);
+	commit_ok();
+	ck_drained("n1", NULL);
+	ck_drained("n2", NULL);
+	ck_assert_int_eq(fake_etcd_count("/dtrain/drains/"), 1);
+	end();
+	begin("n2");
+	ck_drained("n1", NULL);
+	ck_drained("n2", NULL);
+	ck_assert(store_drained(store, "N22", &(char *){NULL}));
+}
+END_TEST
+
+/* A change that is refused is made up for by the next one, the other spellings included. */
+START_TEST(a_spelling_is_removed_with_the_next_batch)
+{
+	static const struct fake_failure refused = {.path = FAKE_TXN, .count = 1, .code = -EREMOTEIO};
+	struct error err = ERROR_INIT;
+
+	fake_etcd_put("/dtrain/drains/n1", "a fan");
+	begin("n1");
+	ck_ok(store_set_drained(store, "N1", true, "a lamp", &err), &err);
+	fake_etcd_fail(&refused);
+	err = commit();
+	ck_assert_int_eq(err.code, -EREMOTEIO);
+	ck_assert_str_eq(fake_etcd_value("/dtrain/drains/n1"), "a fan");
+	commit_ok();
+	ck_assert_ptr_null(fake_etcd_value("/dtrain/drains/n1"));
+	ck_assert_str_eq(fake_etcd_value("/dtrain/drains/N1"), "a lamp");
+}
+END_TEST
+
 START_TEST(an_epoch_may_replace_the_one_before)
 {
 	int64_t first, second, third;
@@ -837,6 +897,8 @@ int main(void)
 	tcase_add_test(tc, runs_are_written_when_they_change);
 	tcase_add_test(tc, the_oldest_runs_that_have_ended_are_removed);
 	tcase_add_test(tc, drains_and_their_reasons_are_kept);
+	tcase_add_test(tc, a_drained_node_is_found_under_any_spelling);
+	tcase_add_test(tc, a_spelling_is_removed_with_the_next_batch);
 	tcase_add_test(tc, an_epoch_may_replace_the_one_before);
 	tcase_add_test(tc, the_next_epoch_is_above_all);
 	tcase_add_test(tc, a_batch_is_cut_where_etcd_would_refuse_it);
