@@ -190,7 +190,8 @@ int controller_create(const struct controller_options *options, struct controlle
 	    (r = controller_set_hosts(c, options->hosts, options->default_port, options->node_timeout, err)) <
 	        0)
 		return r;
-	limits_check(c);
+	/* Runs whose time is over by now are stopped by the timer: the caller cannot reach its nodes yet. */
+	controller_set_timer(c, CONTROLLER_LIMIT, 0);
 	*out = steal_pointer(c);
 	return 0;
 }

@@ -40,6 +40,7 @@ struct controller {
 	void (*on_committed)(struct controller *c); /* of the one in flight */
 	bool settled;                               /* all nodes have reported, or are down: see foreign.c */
 	bool reschedule;                            /* slots or queue have changed */
+	bool hosts_changed;                         /* nodes that were removed are to lose their parts */
 	bool ending;                                /* nothing is started or told any more */
 	double began;                               /* monotonic */
 };

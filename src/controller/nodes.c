@@ -44,12 +44,27 @@ static void on_member_down(void *context, struct member *m)
 	controller_touch(c);
 }
 
+static void lose_removed(struct controller *c)
+{
+	c->hosts_changed = false;
+	for (size_t i = 0; i < members_count(c->members); i++) {
+		struct member *m = members_get(c->members, i);
+
+		if (!m->removed)
+			continue;
+		member_set_down(m, "removed from the hosts file");
+		on_member_down(c, m);
+	}
+}
+
 void nodes_expire(struct controller *c)
 {
 	double now = controller_now(c);
-	double next =
-	    members_expire(c->members, c->options.name, now, c->options.node_timeout, on_member_down, c);
+	double next;
 
+	if (c->hosts_changed)
+		lose_removed(c);
+	next = members_expire(c->members, c->options.name, now, c->options.node_timeout, on_member_down, c);
 	/* Where no node is up, the next heartbeat sets the timer again. */
 	controller_set_timer(c, CONTROLLER_EXPIRY, next > 0 ? next + 0.001 : -1);
 }
@@ -69,11 +84,41 @@ void controller_settle(struct controller *c)
 	submissions_number(c);
 }
 
+static const char *spelling_of(void *context, const char *name)
+{
+	struct controller *c = context;
+	const struct member *m = members_find(c->members, name);
+
+	return m ? m->name : NULL;
+}
+
+/* The nodes on which a run has, or may have, something: also those that an earlier controller had in its
+ * hosts file, and this one has not. Without them no part there would ever be lost, nor end. */
+static int take_up_runs(struct controller *c, int default_port, struct error *err)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < c->queue.count; i++)
+		run_respell(c->queue.list[i], spelling_of, c);
+	for (size_t i = 0; i < c->queue.placed_count; i++) {
+		const struct run *run = c->queue.placed[i];
+
+		for (size_t k = 0; k < run->part_count && r == 0; k++)
+			if (!run->parts[k].ended)
+				r = members_add_removed(c->members, run->parts[k].node, default_port, err);
+		for (size_t k = 0; k < run->lost_count && r == 0; k++)
+			r = members_add_removed(c->members, run->lost[k].record.node, default_port, err);
+	}
+	return r;
+}
+
 int controller_set_hosts(struct controller *c, const struct hosts *hosts, int default_port,
                          double node_timeout, struct error *err)
 {
 	int r = members_set_hosts(c->members, hosts, default_port, controller_now(c), keep_member, c, err);
 
+	if (r == 0)
+		r = take_up_runs(c, default_port, err);
 	if (r < 0)
 		return r;
 	c->options.node_timeout = node_timeout;
@@ -87,11 +132,9 @@ int controller_set_hosts(struct controller *c, const struct hosts *hosts, int de
 		 * missing. */
 		if (reason || drained != m->drained)
 			member_set_drained(m, drained, steal_pointer(reason));
-		if (m->removed) {
-			member_set_down(m, "removed from the hosts file");
-			on_member_down(c, m);
-		}
 	}
+	/* What follows for runs calls nodes, which is not possible before controller_create has returned. */
+	c->hosts_changed = true;
 	c->reschedule = true;
 	controller_touch(c);
 	controller_set_timer(c, CONTROLLER_EXPIRY, 0);

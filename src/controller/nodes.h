@@ -12,7 +12,8 @@
 
 struct controller;
 
-/* Takes over a hosts file, as members_set_hosts does. Runs on nodes that are gone lose their parts. */
+/* Takes over a hosts file, as members_set_hosts does. Runs on nodes that are gone, or that the
+ * first hosts file of this controller does not name, lose their parts. */
 int controller_set_hosts(struct controller *c, const struct hosts *hosts, int default_port,
                          double node_timeout, struct error *err);
 

@@ -71,6 +71,7 @@ static void set_waiting(struct controller *c, struct run *r)
 {
 	const struct lost_record *lost = &r->lost[0].record;
 	const struct member *m = members_find(c->members, lost->node);
+	bool listed = m && !m->removed;
 	_cleanup_free_ char *old = NULL;
 
 	if (r->retries.at > controller_now(c))
@@ -82,9 +83,9 @@ static void set_waiting(struct controller *c, struct run *r)
 	else
 		run_set_reason(r, "waits for the end of attempt %lld on node %s, which %s: %s",
 		               (long long)lost->attempt, lost->node,
-		               m ? "cannot be reached" : "is not in the hosts file",
+		               listed ? "cannot be reached" : "is not in the hosts file",
 		               lost->lease > 0 ? "its lease has to run out"
-		               : m             ? "it has to come back, or to be fenced (dtrain fence)"
+		               : listed        ? "it has to come back, or to be fenced (dtrain fence)"
 		                               : "an administrator has to fence it (dtrain fence)");
 	if (str_eq(old, r->reason))
 		return;

@@ -146,15 +146,18 @@ static void peers_stop(void *context, const struct peer *peer, const struct stop
                        peer_done_fn done, void *done_context)
 {
 	struct bed *b = context;
+	struct packet packet = {.kind = STOP,
+	                        .node = node_find_peer(b, peer->name),
+	                        .attempt = {.run = request->run, .attempt = request->attempt},
+	                        .done = done,
+	                        .context = done_context};
 
+	ck_assert_msg(b->controller, "a node is called before the controller is there");
 	b->stop = (struct stop_times){request->save, request->grace};
-	bed_send(b,
-	         (struct packet){.kind = STOP,
-	                         .node = node_find(b, peer->name),
-	                         .attempt = {.run = request->run, .attempt = request->attempt},
-	                         .done = done,
-	                         .context = done_context},
-	         LATENCY);
+	if (packet.node)
+		bed_send(b, packet, LATENCY);
+	else
+		bed_answer_never(b, &packet);
 }
 
 static void peers_set_device(void *context, const struct peer *peer, int64_t slot, bool drained,
@@ -382,6 +385,7 @@ static void start_controller(struct bed *b)
 		b->timers[i] = -1;
 	held_store_open(path, &b->held, &b->store);
 	options.store = b->store;
+	b->controller = NULL;
 	ck_ok(controller_create(&options, &b->controller, &err), &err);
 	ck_ok(controller_listen_events(b->controller, on_event, b, &b->listener, &err), &err);
 }
@@ -632,11 +636,9 @@ void bed_cut_off(struct bed *b, const char *node, bool cut_off)
 	node_find(b, node)->cut_off = cut_off;
 }
 
-void bed_reboot(struct bed *b, const char *node)
+/* A service that begins anew, on a machine that goes on. */
+static void restart_service(struct bed *b, struct node *n)
 {
-	struct node *n = node_find(b, node);
-
-	memset(n->attempts, 0, sizeof(n->attempts));
 	snprintf(n->instance, sizeof(n->instance), "boot-%d", ++n->boots);
 	/* The connections are gone, and what was under way on them. */
 	for (struct packet **at = &b->packets; *at;) {
@@ -655,8 +657,24 @@ void bed_reboot(struct bed *b, const char *node)
 	}
 	n->sequence = 0;
 	n->state = (struct heartbeat_state){0};
+}
+
+void bed_reboot(struct bed *b, const char *node)
+{
+	struct node *n = node_find(b, node);
+
+	memset(n->attempts, 0, sizeof(n->attempts));
+	restart_service(b, n);
 	n->lease = 0;
 	n->stopped_count = 0;
+}
+
+void bed_rename(struct bed *b, const char *node, const char *name)
+{
+	struct node *n = node_find(b, node);
+
+	restart_service(b, n);
+	snprintf(n->name, sizeof(n->name), "%s", name);
 }
 
 void bed_give_up_calls(struct bed *b)
@@ -743,12 +761,19 @@ void bed_break_store(struct bed *b, bool broken)
 	held_store_fail(b->held, broken ? INT_MAX : 0);
 }
 
-void bed_set_hosts(struct bed *b, const char *hosts)
+static void parse_hosts(struct bed *b, const char *hosts)
 {
 	struct error err = ERROR_INIT;
 
 	hosts_free(steal_pointer(b->hosts));
 	ck_ok(hosts_parse(hosts, strlen(hosts), "hosts", &b->hosts, &err), &err);
+}
+
+void bed_set_hosts(struct bed *b, const char *hosts)
+{
+	struct error err = ERROR_INIT;
+
+	parse_hosts(b, hosts);
 	ck_ok(controller_set_hosts(b->controller, b->hosts, 29600, NODE_TIMEOUT, &err), &err);
 }
 
@@ -807,5 +832,19 @@ void bed_crash_controller(struct bed *b)
 void bed_restart_controller(struct bed *b)
 {
 	stop_controller(b, true);
+	start_controller(b);
+}
+
+void bed_restart_later(struct bed *b, double seconds)
+{
+	stop_controller(b, true);
+	b->now += seconds;
+	start_controller(b);
+}
+
+void bed_restart_with_hosts(struct bed *b, const char *hosts)
+{
+	stop_controller(b, true);
+	parse_hosts(b, hosts);
 	start_controller(b);
 }

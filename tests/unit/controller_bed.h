@@ -64,6 +64,7 @@ void bed_lose_answer(struct bed *b, const char *node);
 void bed_lose_stops(struct bed *b, const char *node, bool lose);       /* none arrives */
 void bed_cut_off(struct bed *b, const char *node, bool cut_off);       /* nothing reaches or leaves it */
 void bed_reboot(struct bed *b, const char *node);                      /* all that it had is gone */
+void bed_rename(struct bed *b, const char *node, const char *name);    /* its service is restarted for it */
 void bed_shut_down(struct bed *b, const char *node);                   /* it says so, and takes no new runs */
 void bed_delay_start(struct bed *b, const char *node, double seconds); /* the next one is so long under way */
 void bed_set_preflight(struct bed *b, const char *node, double seconds); /* that of the next start */
@@ -93,7 +94,9 @@ void bed_set_most_heartbeats(struct bed *b, int a_second); /* that it asks for, 
 /* user_runs and user_slots of the configuration, from now on. */
 void bed_set_user_limits(struct bed *b, int64_t runs, int64_t slots);
 void bed_restart_controller(struct bed *b);
-void bed_crash_controller(struct bed *b);             /* the same, but what is not on disk is lost */
-void bed_set_hosts(struct bed *b, const char *hosts); /* no nodes but those that the bed began with */
+void bed_restart_later(struct bed *b, double seconds); /* there is none meanwhile, and nothing happens */
+void bed_crash_controller(struct bed *b);              /* the same, but what is not on disk is lost */
+void bed_set_hosts(struct bed *b, const char *hosts);  /* no nodes but those that the bed began with */
+void bed_restart_with_hosts(struct bed *b, const char *hosts); /* the same, but the controller is restarted */
 /* Restarts the controller, with a copy of its store taken meanwhile, or (back) put into its place. */
 void bed_copy_store(struct bed *b, bool back);

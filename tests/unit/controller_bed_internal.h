@@ -137,6 +137,7 @@ void bed_answer_never(struct bed *b, const struct packet *call); /* the caller g
 
 /* controller_bed_nodes.c */
 struct node *node_find(const struct bed *b, const char *name);
+struct node *node_find_peer(const struct bed *b, const char *name); /* NULL: none has this name now */
 struct attempt *node_find_attempt(const struct node *n, int64_t run, int64_t number); /* 0: that runs */
 void node_end_attempt(struct bed *b, struct node *n, struct attempt *a, int exit_status, bool stopped);
 void node_send_heartbeat(struct bed *b, struct node *n);

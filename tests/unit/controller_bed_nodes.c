@@ -10,13 +10,20 @@
 
 static const char *const state_words[] = {"", "running", "ended"};
 
-struct node *node_find(const struct bed *b, const char *name)
+struct node *node_find_peer(const struct bed *b, const char *name)
 {
 	for (size_t i = 0; i < b->node_count; i++)
-		if (str_eq(b->nodes[i].name, name))
+		if (str_eq_host(b->nodes[i].name, name))
 			return (struct node *)&b->nodes[i];
-	ck_abort_msg("there is no node %s", name);
 	return NULL;
+}
+
+struct node *node_find(const struct bed *b, const char *name)
+{
+	struct node *n = node_find_peer(b, name);
+
+	ck_assert_msg(n, "there is no node %s", name);
+	return n;
 }
 
 struct attempt *node_find_attempt(const struct node *n, int64_t run, int64_t number)

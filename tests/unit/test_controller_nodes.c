@@ -171,6 +171,152 @@ START_TEST(a_node_that_leaves_the_hosts_file_loses_its_parts)
 }
 END_TEST
 
+/* As with a reload. The node cannot be reached: whether its part has ended is not known. */
+START_TEST(a_node_that_only_an_earlier_controller_had_loses_its_parts)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	bool cancelled = _i;
+	int64_t run = bed_submit(b, 2, 1), count = -1;
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_cut_off(b, "n2", true);
+	if (cancelled) {
+		bed_cancel(b, run);
+		bed_pass(b, 3);
+		ck_assert_int_eq(bed_run(b, run)->state, RUN_STOPPING);
+	}
+	bed_restart_with_hosts(b, "n1 slots=1\nn3 slots=1\n");
+	bed_await(b, run, cancelled ? RUN_CANCELLED : RUN_FAILED);
+	if (!cancelled)
+		ck_assert_str_eq(bed_run(b, run)->reason, "node n2 is down: removed from the hosts file");
+	/* It is shown as with a reload, and is no node that a run could get. */
+	ck_assert_int_eq(member_state(controller_find_node(bed_controller(b), "n2")), NODE_DOWN);
+	ck_assert_int_eq(controller_fence(bed_controller(b), "n2", &count), 0);
+	ck_assert_int_eq(count, 0);
+	run = bed_submit(b, 3, 1);
+	bed_pass(b, 3);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	bed_restart_controller(b);
+	ck_assert_uint_eq(controller_node_count(bed_controller(b)), 2);
+	ck_assert_int_eq(controller_fence(bed_controller(b), "n2", &count), -ENOENT);
+	bed_free(b);
+}
+END_TEST
+
+/* n2 is called n4 from now on, and has the attempt still, which is stopped there. Nobody can know that this
+ * was the part of n2, which may be another machine: the next attempt waits for its lease (60 seconds), or for
+ * the administrator. */
+START_TEST(the_next_attempt_waits_for_the_part_of_a_renamed_node)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = bed_submit_resources(b, "\"nodes\":2,\"devices_per_node\":1,\"max_node_failures\":1");
+	int64_t count = 0;
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_rename(b, "n2", "n4");
+	bed_restart_with_hosts(b, "n1 slots=1\nn4 slots=1\n");
+	bed_pass(b, 55);
+	ck_assert_int_eq(bed_attempt_on(b, "n4", run), 0);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	ck_assert_str_eq(bed_run(b, run)->retries.record.last_failure,
+	                 "attempt 1: node n2 is down: removed from the hosts file");
+	/* The next controller waits, too. */
+	bed_restart_controller(b);
+	if (_i) {
+		bed_pass(b, 5);
+		ck_assert_int_eq(controller_fence(bed_controller(b), "N2", &count), 0);
+		ck_assert_int_eq(count, 1);
+		bed_pass(b, 5);
+	} else {
+		bed_pass(b, 55);
+		ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+		bed_pass(b, 10);
+	}
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_attempt_on(b, "n4", run), 2);
+	bed_free(b);
+}
+END_TEST
+
+/* It is there, and can be reached: what it reports is taken, and the next attempt does not wait for its
+ * lease. */
+START_TEST(a_node_without_a_line_reports_the_end_of_its_part)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");
+	int64_t run = bed_submit_resources(b, "\"nodes\":2,\"devices_per_node\":1,\"max_node_failures\":1");
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_restart_with_hosts(b, "n1 slots=1\nn3 slots=1\n");
+	bed_pass(b, 10);
+	ck_assert_int_eq(bed_attempt_on(b, "n2", run), 0);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_attempt_on(b, "n3", run), 2);
+	bed_free(b);
+}
+END_TEST
+
+/* The hosts file spells a name in another way, and the services are restarted: those of the controller and of
+ * the node, or the controller's reads its files again, or the node's alone has another file. */
+START_TEST(a_name_may_be_spelt_in_another_way)
+{
+	static const char spelt[] = "n1 slots=1\nN2 slots=1\n";
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	const char *shown = _i < 2 ? "N2" : "n2";
+	_cleanup_json_ json_t *devices = NULL;
+	int64_t run = bed_submit(b, 2, 1);
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_rename(b, "n2", "N2");
+	if (_i == 0)
+		bed_restart_with_hosts(b, spelt);
+	else if (_i == 1)
+		bed_set_hosts(b, spelt);
+	bed_pass(b, 30);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
+	ck_assert_int_eq(bed_attempt_on(b, "N2", run), 1);
+	/* Everything shows the name as the controller's file has it. */
+	ck_assert_str_eq(controller_find_node(bed_controller(b), "n2")->name, shown);
+	ck_assert_str_eq(bed_run(b, run)->ranks[1].node, shown);
+	devices = controller_devices_to_json(bed_controller(b));
+	ck_assert_str_eq(json_get_string(json_array_get(json_object_get(devices, "devices"), 1), "node", ""),
+	                 shown);
+	bed_end_ranks(b, "n1", run, 0);
+	bed_end_ranks(b, "N2", run, 3);
+	bed_await(b, run, RUN_FAILED);
+	ck_assert_int_eq(bed_run(b, run)->ranks[1].exit_status, 3);
+	/* Its slot is free. */
+	bed_await(b, bed_submit(b, 2, 1), RUN_RUNNING);
+	bed_free(b);
+}
+END_TEST
+
+START_TEST(a_drained_node_may_be_spelt_in_another_way)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	const struct member *m;
+
+	ck_assert_int_eq(controller_set_drained(bed_controller(b), "n2", true, "a new fan"), 0);
+	bed_pass(b, 1);
+	bed_rename(b, "n2", "N2");
+	if (_i)
+		bed_set_hosts(b, "n1 slots=1\nN2 slots=1\n");
+	else
+		bed_restart_with_hosts(b, "n1 slots=1\nN2 slots=1\n");
+	bed_pass(b, 3);
+	m = controller_find_node(bed_controller(b), "n2");
+	ck_assert_str_eq(m->name, "N2");
+	ck_assert_int_eq(member_state(m), NODE_DRAINED);
+	ck_assert_str_eq(m->drain_reason, "a new fan");
+	/* Under none of the names it is drained any more. */
+	ck_assert_int_eq(controller_set_drained(bed_controller(b), "N2", false, NULL), 0);
+	bed_pass(b, 1);
+	bed_restart_with_hosts(b, "n1 slots=1\nn2 slots=1\n");
+	bed_pass(b, 3);
+	ck_assert_int_eq(member_state(controller_find_node(bed_controller(b), "n2")), NODE_UP);
+	bed_free(b);
+}
+END_TEST
+
 START_TEST(nodes_are_listed_as_they_are)
 {
 	struct bed *b = bed_create("n1 slots=2\nn2 slots=1\n");
@@ -469,6 +615,11 @@ int main(void)
 	tcase_add_test(tc, a_restored_store_takes_a_new_epoch);
 	tcase_add_test(tc, a_new_epoch_leaves_the_runs_of_this_controller);
 	tcase_add_test(tc, a_node_that_leaves_the_hosts_file_loses_its_parts);
+	tcase_add_loop_test(tc, a_node_that_only_an_earlier_controller_had_loses_its_parts, 0, 2);
+	tcase_add_loop_test(tc, the_next_attempt_waits_for_the_part_of_a_renamed_node, 0, 2);
+	tcase_add_test(tc, a_node_without_a_line_reports_the_end_of_its_part);
+	tcase_add_loop_test(tc, a_name_may_be_spelt_in_another_way, 0, 3);
+	tcase_add_loop_test(tc, a_drained_node_may_be_spelt_in_another_way, 0, 2);
 	tcase_add_test(tc, nodes_are_listed_as_they_are);
 	tcase_add_test(tc, submissions_wait_for_all_nodes);
 	tcase_add_test(tc, a_run_whose_submitter_has_gone_stays);

@@ -659,7 +659,7 @@ START_TEST(a_lost_node_that_was_removed_ends_the_wait)
 }
 END_TEST
 
-/* A controller that has started since the node was removed does not know how to reach it. */
+/* A controller that has started since the node was removed knows of it from the run alone. */
 START_TEST(a_lost_node_outside_of_the_hosts_file_is_fenced)
 {
 	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\nn3 slots=1\n");

@@ -298,6 +298,72 @@ START_TEST(a_run_started_after_the_copy_is_not_started_again)
 }
 END_TEST
 
+static void expect_log(const char *target, const char *text)
+{
+	struct raw_answer a = daemon_ask(&f, NULL, &(struct raw_request){.method = "GET", .target = target});
+
+	ck_assert_msg(a.status == 200 && strstr(a.body, text), "%s: %d: %s", target, a.status, a.body);
+	free(a.body);
+}
+
+static void ck_node(const char *name)
+{
+	_cleanup_json_ json_t *nodes = daemon_get(&f, NULL, "/v1/nodes");
+
+	ck_assert_str_eq(json_get_string(json_array_get(json_object_get(nodes, "nodes"), 0), "name", ""),
+	                 name);
+}
+
+/* A run goes on, and one that has ended has its log still. */
+START_TEST(a_node_may_be_spelt_in_another_way)
+{
+	struct raw_request cancel = {.method = "DELETE", .target = "/v1/runs/2"};
+
+	daemon_submit(&f, NULL, "echo first", 1, 1);
+	daemon_await(&f, 1, "succeeded");
+	daemon_submit(&f, NULL, "echo second; exec sleep 60", 1, 1);
+	daemon_await(&f, 2, "running");
+	daemon_fixture_stop(&f);
+	daemon_fixture_write(&f, "hosts", "N1 slots=2 addr=127.0.0.1\n");
+	daemon_fixture_again(&f);
+	/* Nothing starts before the node has reported what it has. */
+	daemon_submit(&f, NULL, "true", 1, 1);
+	daemon_await(&f, 3, "succeeded");
+	daemon_await(&f, 2, "running");
+	ck_node("N1");
+	expect_log("/v1/runs/1/logs", "first\n");
+	expect_log("/v1/runs/2/logs", "second\n");
+	free(daemon_ask(&f, NULL, &cancel).body);
+	daemon_await(&f, 2, "cancelled");
+	daemon_submit(&f, NULL, "true", 1, 2);
+	daemon_await(&f, 4, "succeeded");
+}
+END_TEST
+
+/* What it has is not the part that was placed on a node of the earlier name, and is stopped. */
+START_TEST(a_run_does_not_go_on_under_another_name)
+{
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	size_t len;
+
+	daemon_submit(&f, NULL, "exec sleep 60", 1, 1);
+	daemon_await(&f, 1, "running");
+	daemon_fixture_stop(&f);
+	daemon_fixture_write(&f, "hosts", "n9 slots=2 addr=127.0.0.1\n");
+	ck_ok(file_read(f.config, 0, &text, &len, &err), &err);
+	for (char *at = text; (at = strstr(at, "\"n1\"")); at++)
+		at[2] = '9';
+	daemon_fixture_write(&f, "dtraind.conf", text);
+	daemon_fixture_again(&f);
+	daemon_await(&f, 1, "failed");
+	reason_is(1, "node n1 is down: removed from the hosts file");
+	daemon_submit(&f, NULL, "true", 1, 2);
+	daemon_await(&f, 2, "succeeded");
+	ck_node("n9");
+}
+END_TEST
+
 /* A file system that does not answer: the start hangs before it is an attempt, on the controller's own
  * node. */
 START_TEST(a_start_that_hangs_is_cancelled)
@@ -351,6 +417,8 @@ int main(void)
 	tcase_add_test(c, runs_cannot_be_ended_by_a_file_that_is_not_there);
 	tcase_add_test(c, a_restored_store_leaves_alone_what_it_does_not_know);
 	tcase_add_test(c, a_run_started_after_the_copy_is_not_started_again);
+	tcase_add_test(c, a_node_may_be_spelt_in_another_way);
+	tcase_add_test(c, a_run_does_not_go_on_under_another_name);
 	tcase_add_test(c, a_start_that_hangs_is_cancelled);
 	return unit_run(s);
 }

@@ -492,6 +492,30 @@ static void await_log(const struct daemon_fixture *f, const char *line)
 	}
 }
 
+/* Upper and lower case are the same node: this one, which is the controller, too. */
+START_TEST(a_reload_takes_another_spelling_over)
+{
+	struct daemon_setup setup = {.port = daemon_fixture_port()};
+	_cleanup_json_ json_t *nodes = NULL;
+	struct daemon_fixture f;
+	const json_t *list;
+
+	setup.hosts = "n1 slots=2 addr=127.0.0.1\nn2 slots=2 addr=127.0.0.1 port=1\n";
+	daemon_fixture_start(&f, &setup);
+	daemon_fixture_write(&f, "hosts",
+	                     "N1 slots=2 addr=127.0.0.1\nN2 slots=2 addr=127.0.0.1 port=1\nn3\n");
+	ck_assert_int_eq(kill(f.pid, SIGHUP), 0);
+	await_log(&f, "configuration reloaded: 3 hosts");
+	nodes = daemon_get(&f, NULL, "/v1/nodes");
+	list = json_object_get(nodes, "nodes");
+	ck_assert_uint_eq(json_array_size(list), 3);
+	ck_assert_str_eq(json_get_string(json_array_get(list, 0), "name", ""), "N1");
+	ck_assert(json_is_true(json_object_get(json_array_get(list, 0), "controller")));
+	ck_assert_str_eq(json_get_string(json_array_get(list, 1), "name", ""), "N2");
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
 /* The hosts file of n1 has its own port for n2. n1 is drained: a run for n2 would be started there. */
 START_TEST(a_wrong_address_starts_nothing_on_another_node)
 {
@@ -716,6 +740,7 @@ int main(void)
 	tcase_add_test(c, a_device_is_drained_where_it_is);
 	tcase_add_test(c, the_answer_of_a_node_cannot_be_read);
 	tcase_add_test(c, a_reload_takes_new_hosts_over);
+	tcase_add_test(c, a_reload_takes_another_spelling_over);
 	tcase_add_test(c, a_reload_has_limits);
 	tcase_add_test(c, a_node_starts_and_stops_what_it_is_asked_for);
 	tcase_add_test(c, a_wrong_address_starts_nothing_on_another_node);
