@@ -835,6 +835,11 @@ void bed_restart_controller(struct bed *b)
 	start_controller(b);
 }
 
+void bed_set_clock_ahead(struct bed *b, double seconds)
+{
+	b->clock_jump = seconds;
+}
+
 void bed_restart_later(struct bed *b, double seconds)
 {
 	stop_controller(b, true);

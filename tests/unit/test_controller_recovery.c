@@ -190,6 +190,20 @@ START_TEST(a_limit_may_pass_between_two_controllers)
 }
 END_TEST
 
+/* The machine of the next controller has been up for a shorter time than the limit is over. */
+START_TEST(a_limit_may_pass_before_a_machine_is_booted)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	int64_t run = bed_submit_resources(b, "\"time_limit\":100");
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_set_clock_ahead(b, 5000);
+	bed_restart_later(b, 1);
+	bed_await(b, run, RUN_TIMED_OUT);
+	bed_free(b);
+}
+END_TEST
+
 /* ---- starts that are under way when the controller is lost ---- */
 
 /* Its run is being stopped since another part has failed; the node that looks whether it can start has
@@ -479,6 +493,7 @@ int main(void)
 	tcase_add_test(tc, a_run_without_time_left_is_not_started_again);
 	tcase_add_test(tc, a_limit_is_kept_by_the_next_controller);
 	tcase_add_test(tc, a_limit_may_pass_between_two_controllers);
+	tcase_add_test(tc, a_limit_may_pass_before_a_machine_is_booted);
 	tcase_add_test(tc, a_start_may_reach_a_machine_that_was_restarted);
 	tcase_add_test(tc, a_restarted_machine_takes_no_start_before_its_first_heartbeat);
 	tcase_add_test(tc, an_attempt_that_was_seen_to_run_is_kept_without_an_answer_to_its_start);
