@@ -102,6 +102,8 @@ struct run {
 	double limit_at; /* of the owner: its time limit is reached then, monotonic; 0: never */
 	struct rank_error *rank_errors; /* at most one of each rank, in the order in which they came */
 	size_t rank_error_count;
+	size_t
+	    rank_error_bytes; /* of their texts, which are bounded: those of the likeliest causes are kept */
 	/* what a node said first of a device that it has, e.g. that it fell off the bus */
 	char *device_error;
 	char *device_node;  /* and which node that was */
@@ -233,6 +235,8 @@ enum run_failure {
 extern const char run_undecided[];
 /* NULL: nothing is known of a failure of that rank. */
 struct rank_error *run_find_rank_error(const struct run *r, int64_t rank);
+/* After rank_errors have come out of the store. */
+void run_count_rank_errors(struct run *r);
 bool run_rank_failed(const struct run_rank *rank);
 /* With all ends known: reports come in any order, and what dies of another's death may be seen first. Sets
  * the reason, and returns what has failed. */

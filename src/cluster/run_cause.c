@@ -9,7 +9,10 @@
 #include "base/str.h"
 #include "cluster/run.h"
 
-enum { CAUSE_MAX = 4096 }; /* of what a worker says */
+enum {
+	CAUSE_MAX = 4096,       /* of what a worker says */
+	TEXTS_MAX = 128 * 1024, /* of what is known of all ranks */
+};
 
 const char run_undecided[] = "a part of it has failed, the rest is being stopped";
 
@@ -37,37 +40,6 @@ static struct rank_error *need_rank_error(struct run *r, int64_t rank)
 	return own;
 }
 
-void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer)
-{
-	struct rank_error *known;
-
-	if (rank < 0 || rank >= (int64_t)r->rank_count)
-		return;
-	known = need_rank_error(r, rank);
-	if (!known || known->worker)
-		return;
-	known->worker = strndup(message, CAUSE_MAX);
-	if (!known->worker)
-		return;
-	str_make_utf8(known->worker); /* the cut may be within a character */
-	known->lost_peer = lost_peer;
-	r->dirty = true;
-}
-
-void run_rank_error(struct run *r, const struct rank_report *report)
-{
-	struct rank_error *known =
-	    report->error || report->lost_peer ? need_rank_error(r, report->rank) : NULL;
-
-	if (!known)
-		return;
-	if (report->error && !str_eq(known->log, report->error) &&
-	    str_replace(&known->log, report->error) == 0)
-		r->dirty = true;
-	if (report->lost_peer && !known->lost_peer)
-		known->lost_peer = r->dirty = true;
-}
-
 static int signal_number(const char *name)
 {
 	if (str_starts(name, "SIG"))
@@ -79,6 +51,116 @@ static int signal_number(const char *name)
 			return i;
 	}
 	return 0;
+}
+
+/* Its worker has reported an error of its own, and has ended with it: that it was stopped meanwhile, since
+ * the others ended without it, is a consequence. */
+static bool has_failed(const struct run_rank *rank, const struct rank_error *known)
+{
+	return !rank->signal && known && known->worker && !known->lost_peer;
+}
+
+static enum cause_class class_of(const struct run_rank *rank, const struct rank_error *known)
+{
+	return cause_of_rank((int)MAX(rank->exit_status, 0), rank->signal ? signal_number(rank->signal) : 0,
+	                     rank->stopped && !has_failed(rank, known), known && known->lost_peer);
+}
+
+static size_t text_bytes(const struct rank_error *known)
+{
+	return (known->worker ? strlen(known->worker) : 0) + (known->log ? strlen(known->log) : 0);
+}
+
+/* That of the rank which is the least likely to be the first cause: it explains less than the others, or
+ * ended later, or came later. One that has not ended yet came before its end. */
+static struct rank_error *least_likely(struct run *r)
+{
+	struct rank_error *last = NULL;
+	enum cause_class last_class = CAUSE_NODE;
+	double last_ended = 0;
+
+	for (size_t i = 0; i < r->rank_error_count; i++) {
+		struct rank_error *known = &r->rank_errors[i];
+		const struct run_rank *rank =
+		    known->rank < (int64_t)r->rank_count ? &r->ranks[known->rank] : NULL;
+		enum cause_class class;
+
+		if (text_bytes(known) == 0)
+			continue;
+		if (!rank)
+			return known;
+		class = class_of(rank, known);
+		if (class < last_class || (class == last_class && rank->ended < last_ended))
+			continue;
+		last = known;
+		last_class = class;
+		last_ended = rank->ended;
+	}
+	return last;
+}
+
+/* After what is known of a rank has grown. What thousands of ranks say when they fail together would be much
+ * to store each time that one more ends. An empty text is left of one that is dropped, so that it is known,
+ * and not taken again. */
+static void limit_texts(struct run *r, struct rank_error *grown, size_t before)
+{
+	r->rank_error_bytes += text_bytes(grown) - before;
+	while (r->rank_error_bytes > TEXTS_MAX) {
+		struct rank_error *dropped = least_likely(r);
+
+		if (!dropped)
+			return;
+		r->rank_error_bytes -= text_bytes(dropped);
+		if (dropped->worker)
+			dropped->worker[0] = '\0';
+		if (dropped->log)
+			dropped->log[0] = '\0';
+	}
+}
+
+void run_count_rank_errors(struct run *r)
+{
+	r->rank_error_bytes = 0;
+	for (size_t i = 0; i < r->rank_error_count; i++)
+		r->rank_error_bytes += text_bytes(&r->rank_errors[i]);
+}
+
+void run_worker_error(struct run *r, int64_t rank, const char *message, bool lost_peer)
+{
+	struct rank_error *known;
+	size_t before;
+
+	if (rank < 0 || rank >= (int64_t)r->rank_count)
+		return;
+	known = need_rank_error(r, rank);
+	if (!known || known->worker)
+		return;
+	before = text_bytes(known);
+	known->worker = strndup(message, CAUSE_MAX);
+	if (!known->worker)
+		return;
+	str_make_utf8(known->worker); /* the cut may be within a character */
+	known->lost_peer = lost_peer;
+	r->dirty = true;
+	limit_texts(r, known, before);
+}
+
+void run_rank_error(struct run *r, const struct rank_report *report)
+{
+	struct rank_error *known =
+	    report->error || report->lost_peer ? need_rank_error(r, report->rank) : NULL;
+	size_t before = known ? text_bytes(known) : 0;
+
+	if (!known)
+		return;
+	if (report->lost_peer && !known->lost_peer)
+		known->lost_peer = r->dirty = true;
+	/* One that was dropped is not taken again. */
+	if (!report->error || str_eq(known->log, report->error) || str_eq(known->log, "") ||
+	    str_replace(&known->log, report->error) < 0)
+		return;
+	r->dirty = true;
+	limit_texts(r, known, before);
 }
 
 /* A device that failed is the first cause, whatever was seen of it first. */
@@ -115,13 +197,6 @@ static void blame_rank(struct run *r, const struct run_rank *rank)
 	r->exit_status = rank->signal ? 128 + signal_number(rank->signal) : (int)status;
 	free(r->detail);
 	r->detail = detail && *detail ? strdup(detail) : NULL;
-}
-
-/* Its worker has reported an error of its own, and has ended with it: that it was stopped meanwhile, since
- * the others ended without it, is a consequence. */
-static bool has_failed(const struct run_rank *rank, const struct rank_error *known)
-{
-	return !rank->signal && known && known->worker && !known->lost_peer;
 }
 
 /* Of native ranks on several nodes that have lost each other, and of which none has failed by itself or has
@@ -170,11 +245,7 @@ enum run_failure run_decide_cause(struct run *r)
 		if (!run_rank_failed(rank))
 			continue;
 		whose[n] = rank;
-		list[n++] = (struct cause){cause_of_rank((int)MAX(rank->exit_status, 0),
-		                                         rank->signal ? signal_number(rank->signal) : 0,
-		                                         rank->stopped && !has_failed(rank, known),
-		                                         known && known->lost_peer),
-		                           rank->ended, part ? part->clock_error : 0};
+		list[n++] = (struct cause){class_of(rank, known), rank->ended, part ? part->clock_error : 0};
 	}
 	first = cause_choose(list, n);
 	if (first >= 0 && first < (int)max) {

@@ -154,6 +154,7 @@ int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
 	r->rank_errors = steal_pointer(record.rank_errors);
 	r->rank_error_count = record.rank_error_count;
 	record.rank_error_count = 0;
+	run_count_rank_errors(r);
 	r->device_error = steal_pointer(record.device_error);
 	r->device_node = steal_pointer(record.device_node);
 	r->timed_out = record.timed_out;
@@ -233,7 +234,7 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
 	free(steal_pointer(r->device_node));
 	run_begin_attempt(r);
 	message_free_list(&rank_error_message, steal_pointer(r->rank_errors), r->rank_error_count);
-	r->rank_error_count = 0;
+	r->rank_error_count = r->rank_error_bytes = 0;
 	r->exit_status = -1;
 	r->to_start = true;
 	run_touch(r);

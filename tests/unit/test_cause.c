@@ -340,6 +340,99 @@ START_TEST(words_are_private)
 }
 END_TEST
 
+enum { MANY = 400, TEXT = 1000, TEXTS_MAX = 128 * 1024 };
+
+/* So many ranks on one node. */
+static struct run *many_ranks(void)
+{
+	static char *const names[] = {(char *)"n1"};
+	struct run *r = fixture_run(1, MANY);
+	struct error err = ERROR_INIT;
+	int slots[MANY];
+
+	for (int i = 0; i < MANY; i++)
+		slots[i] = i;
+	ck_ok(run_place(r, names, slots, 100, &err), &err);
+	return r;
+}
+
+static size_t texts_of(const struct run *r)
+{
+	size_t bytes = 0;
+
+	for (size_t i = 0; i < r->rank_error_count; i++)
+		bytes += (r->rank_errors[i].worker ? strlen(r->rank_errors[i].worker) : 0) +
+		         (r->rank_errors[i].log ? strlen(r->rank_errors[i].log) : 0);
+	return bytes;
+}
+
+/* The last lines of its log, which begin with its number. */
+static void one_fails(struct run *r, int rank, double ended, const char *state)
+{
+	_cleanup_free_ char *text = str_printf("rank %03d %0*d", rank, TEXT - 9, 0), *json = NULL;
+
+	json =
+	    str_printf("{\"rank\":%d,\"state\":\"exited\",\"exit_status\":1,\"ended\":%.3f,\"error\":\"%s\"}",
+	               rank, ended, text);
+	fixture_report(r, "n1", state, json);
+}
+
+/* Whatever the order is in which they come, those are kept that failed first. */
+START_TEST(what_many_ranks_say_is_bounded)
+{
+	_cleanup_(run_freep) struct run *r = many_ranks(), *again = many_ranks();
+	_cleanup_json_ json_t *record = NULL;
+	struct error err = ERROR_INIT;
+	double step = _i ? -0.001 : 0.001;
+	int first = _i ? MANY - 1 : 0, last = MANY - 1 - first;
+
+	for (int i = 0; i < MANY; i++)
+		one_fails(r, i, 10 + i * step, "running");
+	ck_assert_uint_eq(r->rank_error_count, MANY);
+	ck_assert_uint_le(texts_of(r), TEXTS_MAX);
+	ck_assert_uint_gt(texts_of(r), TEXTS_MAX - TEXT);
+	ck_assert(str_starts(run_find_rank_error(r, first)->log, "rank "));
+	ck_assert_str_eq(run_find_rank_error(r, last)->log, "");
+	/* What was dropped is said again and again, and is no news. */
+	r->dirty = false;
+	for (int i = 0; i < MANY; i++)
+		one_fails(r, i, 10 + i * step, "running");
+	ck_assert(!r->dirty);
+	/* The next controller goes on with the same. */
+	ck_assert_int_eq(run_under_way(r, &record), 0);
+	run_clear_parts(again);
+	ck_ok(run_set_under_way(again, record, &err), &err);
+	run_worker_error(again, last, "no such column: text", false);
+	ck_assert_uint_le(texts_of(again), TEXTS_MAX);
+	one_fails(r, last, 10 + last * step, "ended");
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_int_eq(atoi(r->reason + strlen("rank ")), first);
+	ck_assert_int_eq(atoi(r->detail + strlen("rank ")), first);
+}
+END_TEST
+
+/* What says that another rank has gone goes before what may be the cause. */
+START_TEST(who_lost_a_peer_says_less)
+{
+	_cleanup_(run_freep) struct run *r = many_ranks();
+	_cleanup_free_ char *text = str_printf("%0*d", 4000, 0);
+
+	for (int i = 0; i < MANY; i++) {
+		run_worker_error(r, i, i == 200 ? "no such column: text" : text, i != 200);
+		ck_assert_uint_le(texts_of(r), TEXTS_MAX);
+	}
+	ck_assert_str_eq(run_find_rank_error(r, 200)->worker, "no such column: text");
+	ck_assert_str_eq(run_find_rank_error(r, 0)->worker, text);
+	ck_assert_str_eq(run_find_rank_error(r, 399)->worker, "");
+	ck_assert(run_find_rank_error(r, 399)->lost_peer);
+	/* Of a rank that the run does not have, as an older store may have it. */
+	r->rank_count = 200;
+	run_rank_error(r, &(struct rank_report){.rank = 0, .error = text});
+	ck_assert_str_eq(run_find_rank_error(r, 200)->worker, "");
+	r->rank_count = MANY;
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("cause");
@@ -361,6 +454,8 @@ int main(void)
 	tcase_add_test(tc, an_end_keeps_the_time_of_its_first_report);
 	tcase_add_test(tc, a_stop_by_another_is_a_failure);
 	tcase_add_test(tc, words_are_private);
+	tcase_add_loop_test(tc, what_many_ranks_say_is_bounded, 0, 2);
+	tcase_add_test(tc, who_lost_a_peer_says_less);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
