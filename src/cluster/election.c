@@ -148,7 +148,7 @@ static int remove_own(struct election *e, int64_t create_revision, struct error 
 	int64_t revision;
 	bool done;
 
-	if (!txn || etcd_txn_delete(txn, KEY) < 0)
+	if (!txn || etcd_txn_delete(txn, KEY, NULL) < 0)
 		return error_oom(err);
 	return call_txn(e, steal_pointer(txn), &done, &revision, err);
 }

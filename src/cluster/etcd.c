@@ -79,6 +79,18 @@ void etcd_close(struct etcd *e)
 	free(e);
 }
 
+/* Does etcd, or gRPC within it, say that a request or an answer is beyond one of its limits, which sites set?
+ */
+static bool is_too_large(const char *why)
+{
+	static const char *const words[] = {"request is too large", "too many operations", "larger than max"};
+
+	for (size_t i = 0; why && i < ARRAY_SIZE(words); i++)
+		if (strstr(why, words[i]))
+			return true;
+	return false;
+}
+
 /* A refusal is final; what else is no answer may be found elsewhere. */
 static int read_answer(const struct etcd *e, long status, const struct strbuf *body, json_t **answer,
                        struct error *err)
@@ -91,7 +103,7 @@ static int read_answer(const struct etcd *e, long status, const struct strbuf *b
 		return 0;
 	}
 	if (status >= 400 && status < 500)
-		return error_set(err, -EREMOTEIO, "etcd at %s: %s", url,
+		return error_set(err, is_too_large(why) ? -EMSGSIZE : -EREMOTEIO, "etcd at %s: %s", url,
 		                 why ? why : "it refuses the request");
 	return error_set(err, -EHOSTUNREACH, "etcd at %s: %s (status %ld)", url,
 	                 why ? why : "the answer is not that of a JSON gateway", status);

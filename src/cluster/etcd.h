@@ -25,8 +25,8 @@ DEFINE_CLEANUP(struct etcd *, etcd_close)
 
 /*
  * POST of `request` (taken; NULL: out of memory) to "/v3/…" of one member after the other, until one answers.
- * seconds: for all of it. -EREMOTEIO: etcd has refused it, nothing is done. -EHOSTUNREACH: it may have been
- * done, or not.
+ * seconds: for all of it. -EREMOTEIO: etcd has refused it, nothing is done; -EMSGSIZE: the same, since
+ * request or answer is longer than this etcd takes. -EHOSTUNREACH: it may have been done, or not.
  */
 int etcd_call(struct etcd *e, const char *path, json_t *request, double seconds, json_t **answer,
               struct error *err);

@@ -36,6 +36,7 @@ struct store {
 	int64_t least_epoch; /* that may begin */
 	bool replaces;       /* newest_epoch does, the one on disk */
 	struct store_batch next;
+	const struct store_batch *finished; /* while its callback is called; NULL otherwise */
 	store_done_fn done;
 	void *context;
 	int event_fd;
@@ -73,7 +74,7 @@ static void notify(struct store *s)
 		log_err("store: cannot wake the event loop: %m");
 }
 
-static int apply(struct store *s, const struct store_batch *b, struct error *err)
+static int apply(struct store *s, struct store_batch *b, struct error *err)
 {
 	int code = b->failed ? error_oom(err) : s->primary ? s->primary->apply(s->primary_self, b, err) : 0;
 
@@ -357,10 +358,22 @@ static void finish_commit(struct store *s)
 		s->epoch = MAX(s->epoch, batch.epoch);
 		s->highest = MAX(s->highest, batch.highest);
 	}
-	store_batch_clear(&batch);
 	s->done = NULL;
+	s->finished = &batch;
 	if (done)
 		done(s->context, code, &err);
+	s->finished = NULL;
+	store_batch_clear(&batch);
+}
+
+const char *store_refusal(const struct store *s, int64_t id)
+{
+	const struct store_batch *b = s->finished;
+
+	for (size_t i = 0; b && b->refused > 0 && i < b->run_count; i++)
+		if (b->runs[i].run.id == id && b->runs[i].refused)
+			return b->runs[i].refused;
+	return NULL;
 }
 
 static struct store_backup *next_ended(struct store *s)

@@ -44,6 +44,9 @@ void store_lift(struct store *s, int64_t highest);
 
 /* Commits the batch, which must not be done while store_is_busy. */
 void store_commit(struct store *s, store_done_fn done, void *context);
+/* For the callback of a commit that has succeeded: why this run of it is not in the store, or is there as it
+ * was before, since what is to be written of it is more than the store takes; borrowed, NULL: it is there. */
+const char *store_refusal(const struct store *s, int64_t id);
 bool store_is_busy(const struct store *s); /* a commit is in flight, or its callback is still to be called */
 int store_fd(const struct store *s);       /* readable: store_dispatch has something to do */
 void store_dispatch(struct store *s);      /* calls the callbacks of what is done */

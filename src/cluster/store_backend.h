@@ -13,6 +13,8 @@ struct stored_run {
 	struct run run;                     /* numbers and texts; ranks, progress and parts are NULL, */
 	char *ranks, *progress, *under_way; /* and here as JSON text; NULL: none */
 	char *config;                       /* NULL: a run that is there already */
+	char
+	    *refused; /* why the shared store does not take it, with all of the others taken; NULL: it does */
 };
 
 struct stored_drain {
@@ -27,6 +29,7 @@ struct store_batch {
 	size_t drain_count;
 	int64_t epoch, replaced; /* the epoch that begins, and the one that it replaces; 0: none */
 	int64_t highest;         /* the run number that is given out last; 0: no change */
+	size_t refused;          /* so many of the runs are */
 	bool failed;             /* it lacks something: out of memory */
 };
 
@@ -39,9 +42,10 @@ struct store_start {
 /* What several controllers share. A batch is committed here first, and then into the store of this machine,
  * from which everything is read. */
 struct store_primary {
-	/* In the store's thread; returns once all of it is there for good. After a failure nothing of it is
+	/* In the store's thread; returns once all of it is there for good, but for runs that it marks as
+	 * refused: of these nothing is there, or what was there before. After a failure nothing of it is
 	 * there, or this controller is none any more. */
-	int (*apply)(void *self, const struct store_batch *b, struct error *err);
+	int (*apply)(void *self, struct store_batch *b, struct error *err);
 	/* In that of the event loop: -E2BIG where it could not take the new run. */
 	int (*check)(void *self, const struct run *r, const char *config, struct error *err);
 	/* In the store's thread: what apply has committed cannot be written here. */
@@ -50,7 +54,8 @@ struct store_primary {
 };
 
 struct store_backend {
-	/* Writing. apply returns once all of it is synced; on failure nothing of it is there. */
+	/* Writing. apply returns once all of it, but for runs that are refused, is synced; on failure nothing
+	 * of it is there. */
 	int (*apply)(void *self, const struct store_batch *b, struct error *err);
 	int (*backup_begin)(void *self, const char *path, void **backup, struct error *err);
 	int (*backup_step)(void *backup, bool *done, struct error *err); /* some milliseconds' worth */

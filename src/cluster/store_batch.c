@@ -28,6 +28,7 @@ static void free_run(struct stored_run *s)
 	free(s->progress);
 	free(s->under_way);
 	free(s->config);
+	free(s->refused);
 }
 
 static void free_drain(struct stored_drain *d)

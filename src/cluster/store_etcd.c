@@ -9,19 +9,21 @@
  *     drains/NODE    why the node is drained; it is empty where no reason is known. NODE is as the hosts file
  *                    spelt it then; a key with another spelling is of the same node
  *     runs/N         struct run_entry as JSON; N has 20 digits, so that keys are in the order of runs
+ *     pieces/N/S/K   where that is too long for one value: its pieces, K from 0 on, and struct run_pieces in
+ *                    its place. S, the series, grows each time, and has 20 digits, K has 6
  *     origins/N      struct run_origin as JSON: what never changes of the run
  *
- * A batch may be more than one transaction of etcd can hold. Its transactions are repeated until etcd has
- * done or refused them, or the election is lost: all of them are put under the condition that the election's
- * key is ours, and to repeat one changes nothing. New runs of a batch that etcd refuses in its middle are
- * removed again.
+ * A batch may be more than one transaction of etcd can hold (store_etcd_txn.h). New runs of a batch that etcd
+ * refuses in its middle are removed again. The pieces of a run are written in front of what names their
+ * series, in earlier transactions or the same one, and those of the series before it are removed behind that.
+ * So whichever transaction is the last one of a controller that dies, what runs/N names is there whole; what
+ * no entry names, the next controller removes.
  */
 #include "cluster/store_etcd.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/hash.h"
 #include "base/json.h"
@@ -29,24 +31,31 @@
 #include "base/str.h"
 #include "cluster/store_backend.h"
 #include "cluster/store_etcd_load.h"
-#include "wire/etcd.h"
+#include "cluster/store_etcd_txn.h"
 #include "wire/run_entry.h"
 
 enum {
-	OPERATIONS_MAX = 100,     /* of a transaction; etcd's default is 128 */
-	BYTES_MAX = 1000 * 1000,  /* of one; etcd's default is 1.5 MiB */
-	ORIGIN_MAX = 1200 * 1000, /* a single one may be longer than that */
-	ENDED_MAX = 500,          /* runs that have ended are kept there */
+	ORIGIN_MAX = 1200 * 1000, /* etcd's default is 1.5 MiB for all of a transaction */
+	ENTRY_MAX = 1000 * 1000,  /* a longer one is in pieces, */
+	PIECE_BYTES = 100 * 1000, /* each of so many bytes but for the last */
+	ENDED_MAX = 500,          /* runs that have ended are kept there, */
+	ENDED_BYTES =
+	    64 << 20,      /* the newest, and of those before it no more than have so many bytes in all */
 	VERSION_BITS = 20, /* of a version that are below the epoch: a new controller gives higher ones */
 	CLUSTER_SIZE = 33, /* the id of a cluster, 128 random bits in hexadecimal, and a NUL */
 };
 
-static const double CALL_SECONDS = 2.0;
-
 /* What etcd has of a run that has not ended: what differs in its progress alone is not written. */
 struct written {
 	int64_t id;
-	uint64_t hash;
+	uint64_t hash; /* 0: not known */
+	bool pieces;   /* there may be some */
+};
+
+struct ended {
+	int64_t id;
+	size_t bytes;
+	bool pieces;
 };
 
 struct etcd_store {
@@ -57,9 +66,9 @@ struct etcd_store {
 	/* The names of all keys of drains that have been there. */
 	char **drains;
 	size_t drain_count;
-	/* a ring: the oldest one is at ended_count % ENDED_MAX, once there are so many */
-	int64_t ended[ENDED_MAX];
-	size_t ended_count;
+	struct ended ended[ENDED_MAX]; /* a ring: the oldest one is at `oldest` */
+	size_t oldest, ended_count, ended_bytes;
+	int64_t series; /* the next one, above all that controllers before have given */
 };
 
 #define KEY_SIZE 320
@@ -70,106 +79,6 @@ static void run_key(char key[KEY_SIZE], const char *kind, int64_t id)
 }
 
 /* Writing: the store's thread. */
-
-/* A transaction that is being made. */
-struct txn {
-	json_t *json;
-	size_t operations, bytes;
-	char *keys[OPERATIONS_MAX]; /* etcd takes each key once */
-};
-
-static void txn_clear(struct txn *t)
-{
-	for (size_t i = 0; i < t->operations; i++)
-		free(t->keys[i]);
-	json_decref(t->json);
-	*t = (struct txn){0};
-}
-
-static void pause_briefly(void)
-{
-	nanosleep(&(struct timespec){0, 200000000}, NULL);
-}
-
-/* Until etcd has done or refused it. -ESTALE: we are no controller any more. */
-static int send_txn(struct etcd_store *s, struct txn *t, struct error *err)
-{
-	bool done = false;
-	int64_t revision;
-	int r = -EHOSTUNREACH;
-
-	while (r == -EHOSTUNREACH) {
-		_cleanup_json_ json_t *answer = NULL;
-
-		if (!election_holds(s->election)) {
-			election_lose(s->election,
-			              err->message[0] ? err->message : "its lease in etcd has run out");
-			r = error_set(err, -ESTALE, "this node is not the controller any more");
-			break;
-		}
-		r = etcd_call(s->etcd, "/v3/kv/txn", json_incref(t->json), CALL_SECONDS, &answer, err);
-		if (r == 0)
-			r = etcd_txn_read(answer, &done, &revision, err);
-		if (r == -EHOSTUNREACH)
-			pause_briefly();
-	}
-	txn_clear(t);
-	if (r == 0 && !done) {
-		election_lose(s->election, "another node has taken its place");
-		r = error_set(err, -ESTALE, "this node is not the controller any more");
-	}
-	return r;
-}
-
-static bool has_key(const struct txn *t, const char *key)
-{
-	for (size_t i = 0; i < t->operations; i++)
-		if (str_eq(t->keys[i], key))
-			return true;
-	return false;
-}
-
-/* Room for an operation of so many bytes: where there is none, what there is is sent. */
-static int make_room(struct etcd_store *s, struct txn *t, const char *key, size_t bytes, struct error *err)
-{
-	char *copy;
-
-	if (t->operations == OPERATIONS_MAX || (t->bytes > 0 && t->bytes + bytes > BYTES_MAX) ||
-	    has_key(t, key)) {
-		int r = send_txn(s, t, err);
-
-		if (r < 0)
-			return r;
-	}
-	if (!t->json)
-		t->json = etcd_txn_request(election_key(s->election), election_revision(s->election));
-	copy = strdup(key);
-	if (!t->json || !copy) {
-		free(copy);
-		return error_oom(err);
-	}
-	t->keys[t->operations++] = copy;
-	t->bytes += bytes;
-	return 0;
-}
-
-static int put(struct etcd_store *s, struct txn *t, const char *key, const char *value, struct error *err)
-{
-	int r = make_room(s, t, key, strlen(key) + strlen(value), err);
-
-	if (r < 0)
-		return r;
-	return etcd_txn_put(t->json, key, value, 0) < 0 ? error_oom(err) : 0;
-}
-
-static int remove_key(struct etcd_store *s, struct txn *t, const char *key, struct error *err)
-{
-	int r = make_room(s, t, key, strlen(key), err);
-
-	if (r < 0)
-		return r;
-	return etcd_txn_delete(t->json, key) < 0 ? error_oom(err) : 0;
-}
 
 static char *entry_text(const struct stored_run *stored)
 {
@@ -229,23 +138,26 @@ static struct written *find_written(struct etcd_store *s, int64_t id)
 	                        : NULL;
 }
 
-/* Without memory it is written once more than needed, no harm. Numbers grow: what is new comes last. */
-static void note_written(struct etcd_store *s, int64_t id, uint64_t hash)
+/* Numbers grow: what is new comes last. Without memory a run is written once more than needed, or pieces of
+ * it stay until the next controller removes them: no harm. */
+static int note_written(struct etcd_store *s, int64_t id, uint64_t hash, bool pieces)
 {
 	struct written *w = find_written(s, id), *list = s->written;
 
 	if (w) {
 		w->hash = hash;
-		return;
+		w->pieces = w->pieces || pieces;
+		return 0;
 	}
 	if (s->written_count > 0 && s->written[s->written_count - 1].id > id)
-		return;
+		return 0;
 	if ((s->written_count & (s->written_count - 1)) == 0)
 		list = reallocarray(list, s->written_count ? 2 * s->written_count : 1, sizeof(*list));
 	if (!list)
-		return;
+		return -ENOMEM;
 	s->written = list;
-	list[s->written_count++] = (struct written){id, hash};
+	list[s->written_count++] = (struct written){id, hash, pieces};
+	return 0;
 }
 
 static void forget_written(struct etcd_store *s, int64_t id)
@@ -257,23 +169,89 @@ static void forget_written(struct etcd_store *s, int64_t id)
 	memmove(w, w + 1, (char *)(s->written + --s->written_count) - (char *)w);
 }
 
-/* The oldest one that has ended makes room for this one. */
-static int note_ended(struct etcd_store *s, struct txn *t, int64_t id, struct error *err)
+static struct ended *ended_at(struct etcd_store *s, size_t i)
 {
-	int64_t *place = &s->ended[s->ended_count % ENDED_MAX], oldest = *place;
+	return &s->ended[(s->oldest + i) % ENDED_MAX];
+}
+
+static struct ended *find_ended(struct etcd_store *s, int64_t id)
+{
+	for (size_t i = 0; i < s->ended_count; i++)
+		if (ended_at(s, i)->id == id)
+			return ended_at(s, i);
+	return NULL;
+}
+
+static struct ended drop_oldest(struct etcd_store *s)
+{
+	struct ended oldest = s->ended[s->oldest];
+
+	s->oldest = (s->oldest + 1) % ENDED_MAX;
+	s->ended_count--;
+	s->ended_bytes -= oldest.bytes;
+	return oldest;
+}
+
+static bool has_room(const struct etcd_store *s, size_t bytes)
+{
+	return s->ended_count == 0 || (s->ended_count < ENDED_MAX && s->ended_bytes + bytes <= ENDED_BYTES);
+}
+
+static void add_ended(struct etcd_store *s, const struct ended *e)
+{
+	*ended_at(s, s->ended_count++) = *e;
+	s->ended_bytes += e->bytes;
+}
+
+/* Those of all series so far but the newest, or of that, too. */
+static int remove_pieces(struct etcd_store *s, struct store_etcd_txn *t, int64_t id, bool newest,
+                         struct error *err)
+{
+	char from[KEY_SIZE], end[KEY_SIZE];
+
+	snprintf(from, sizeof(from), ETCD_PREFIX "pieces/%020lld/", (long long)id);
+	snprintf(end, sizeof(end), ETCD_PREFIX "pieces/%020lld/%020lld", (long long)id,
+	         (long long)(s->series - !newest));
+	return store_etcd_remove_range(t, from, end, err);
+}
+
+static int remove_run(struct etcd_store *s, struct store_etcd_txn *t, int64_t id, bool pieces,
+                      struct error *err)
+{
 	char key[KEY_SIZE];
 	int r;
 
-	*place = id;
-	s->ended_count++;
-	if (s->ended_count <= ENDED_MAX)
-		return 0;
-	run_key(key, "runs", oldest);
-	r = remove_key(s, t, key, err);
+	run_key(key, "runs", id);
+	r = store_etcd_remove(t, key, err);
 	if (r < 0)
 		return r;
-	run_key(key, "origins", oldest);
-	return remove_key(s, t, key, err);
+	run_key(key, "origins", id);
+	r = store_etcd_remove(t, key, err);
+	return r < 0 || !pieces ? r : remove_pieces(s, t, id, true, err);
+}
+
+/* The oldest ones that have ended make room for this one. One of a batch that has failed is there already. */
+static int note_ended(struct etcd_store *s, struct store_etcd_txn *t, const struct ended *e,
+                      struct error *err)
+{
+	struct ended *known = find_ended(s, e->id);
+
+	if (known) {
+		s->ended_bytes += e->bytes - known->bytes;
+		known->bytes = e->bytes;
+		known->pieces = known->pieces || e->pieces;
+		return 0;
+	}
+	t->run = STORE_ETCD_NO_RUN;
+	while (!has_room(s, e->bytes)) {
+		struct ended oldest = drop_oldest(s);
+		int r = remove_run(s, t, oldest.id, oldest.pieces, err);
+
+		if (r < 0)
+			return r;
+	}
+	add_ended(s, e);
+	return 0;
 }
 
 static int make_origin(const struct stored_run *stored, char **text, struct error *err)
@@ -296,7 +274,8 @@ static int etcd_check(void *self, const struct run *r, const char *config, struc
 	return make_origin(&stored, &text, err);
 }
 
-static int put_origin(struct etcd_store *s, struct txn *t, const struct stored_run *stored, struct error *err)
+static int put_origin(struct etcd_store *s, struct store_etcd_txn *t, const struct stored_run *stored,
+                      struct error *err)
 {
 	_cleanup_free_ char *text = NULL;
 	char key[KEY_SIZE];
@@ -305,15 +284,58 @@ static int put_origin(struct etcd_store *s, struct txn *t, const struct stored_r
 	if (r < 0)
 		return r;
 	run_key(key, "origins", stored->run.id);
-	return put(s, t, key, text, err);
+	return store_etcd_put(t, key, text, err);
 }
 
-static int put_run(struct etcd_store *s, struct txn *t, const struct stored_run *stored, struct error *err)
+/* *named: what is in place of the text, to be freed. */
+static int put_pieces(struct etcd_store *s, struct store_etcd_txn *t, int64_t id, const char *text,
+                      char **named, struct error *err)
+{
+	struct run_pieces pieces = {.series = s->series++, .bytes = (int64_t)strlen(text)};
+	_cleanup_json_ json_t *json = NULL;
+
+	for (int64_t from = 0; from < pieces.bytes; from += PIECE_BYTES) {
+		_cleanup_free_ char *piece = strndup(text + from, PIECE_BYTES);
+		char key[KEY_SIZE];
+		int r;
+
+		if (!piece)
+			return error_oom(err);
+		snprintf(key, sizeof(key), ETCD_PREFIX "pieces/%020lld/%020lld/%06lld", (long long)id,
+		         (long long)pieces.series, (long long)pieces.pieces++);
+		r = store_etcd_put(t, key, piece, err);
+		if (r < 0)
+			return r;
+	}
+	json = run_pieces_encode(&pieces);
+	*named = json ? json_to_string(json) : NULL;
+	return *named ? 0 : error_oom(err);
+}
+
+/* The entry, and no pieces but its own. */
+static int put_entry(struct etcd_store *s, struct store_etcd_txn *t, int64_t id, const char *text,
+                     bool has_pieces, struct error *err)
+{
+	bool whole = strlen(text) <= ENTRY_MAX;
+	_cleanup_free_ char *named = NULL;
+	char key[KEY_SIZE];
+	int r = whole ? 0 : put_pieces(s, t, id, text, &named, err);
+
+	if (r < 0)
+		return r;
+	run_key(key, "runs", id);
+	r = store_etcd_put(t, key, whole ? text : named, err);
+	return r < 0 || !has_pieces ? r : remove_pieces(s, t, id, whole, err);
+}
+
+static int put_run(struct etcd_store *s, struct store_etcd_txn *t, const struct stored_run *stored,
+                   struct error *err)
 {
 	_cleanup_free_ char *text = entry_text(stored);
 	int64_t id = stored->run.id;
 	const struct written *before = find_written(s, id);
-	char key[KEY_SIZE];
+	const struct ended *ended = run_state_final(stored->run.state) ? find_ended(s, id) : NULL;
+	bool had_pieces = before ? before->pieces : ended && ended->pieces, pieces;
 	uint64_t hash;
 	int r;
 
@@ -325,20 +347,18 @@ static int put_run(struct etcd_store *s, struct txn *t, const struct stored_run 
 	/* The origin comes first: an entry without it would be none. */
 	if (stored->config && (r = put_origin(s, t, stored, err)) < 0)
 		return r;
-	run_key(key, "runs", id);
-	r = put(s, t, key, text, err);
-	if (r < 0)
+	pieces = had_pieces || strlen(text) > ENTRY_MAX;
+	note_written(s, id, hash, pieces);
+	r = put_entry(s, t, id, text, had_pieces, err);
+	if (r < 0 || !run_state_final(stored->run.state))
 		return r;
-	if (!run_state_final(stored->run.state)) {
-		note_written(s, id, hash);
-		return 0;
-	}
 	forget_written(s, id);
-	return note_ended(s, t, id, err);
+	return note_ended(s, t, &(struct ended){id, strlen(text), pieces}, err);
 }
 
 /* The other spellings go last: the node is drained in between, too. */
-static int put_drain(struct etcd_store *s, struct txn *t, const struct stored_drain *d, struct error *err)
+static int put_drain(struct etcd_store *s, struct store_etcd_txn *t, const struct stored_drain *d,
+                     struct error *err)
 {
 	char key[KEY_SIZE];
 	int r;
@@ -346,70 +366,90 @@ static int put_drain(struct etcd_store *s, struct txn *t, const struct stored_dr
 	if (d->drained && store_etcd_add_name(&s->drains, &s->drain_count, d->node) < 0)
 		return error_oom(err);
 	snprintf(key, sizeof(key), ETCD_PREFIX "drains/%s", d->node);
-	r = d->drained ? put(s, t, key, d->reason ? d->reason : "", err) : remove_key(s, t, key, err);
+	r = d->drained ? store_etcd_put(t, key, d->reason ? d->reason : "", err)
+	               : store_etcd_remove(t, key, err);
 	for (size_t i = 0; i < s->drain_count && r == 0; i++) {
 		if (str_eq(s->drains[i], d->node) || !str_eq_host(s->drains[i], d->node))
 			continue;
 		snprintf(key, sizeof(key), ETCD_PREFIX "drains/%s", s->drains[i]);
-		r = remove_key(s, t, key, err);
+		r = store_etcd_remove(t, key, err);
 	}
 	return r;
 }
 
-static int put_epoch(struct etcd_store *s, struct txn *t, const struct store_batch *b, struct error *err)
+static int put_epoch(struct etcd_store *s, struct store_etcd_txn *t, const struct store_batch *b,
+                     struct error *err)
 {
 	char key[KEY_SIZE];
 	int r;
 
 	if (b->replaced > 0) {
 		run_key(key, "epochs", b->replaced);
-		r = remove_key(s, t, key, err);
+		r = store_etcd_remove(t, key, err);
 		if (r < 0)
 			return r;
 	}
 	run_key(key, "epochs", b->epoch);
-	return put(s, t, key, "", err);
+	return store_etcd_put(t, key, "", err);
 }
 
-static int put_highest(struct etcd_store *s, struct txn *t, int64_t highest, struct error *err)
+static int put_highest(struct etcd_store *s, struct store_etcd_txn *t, int64_t highest, struct error *err)
 {
 	char text[24];
 
 	snprintf(text, sizeof(text), "%lld", (long long)highest);
-	return put(s, t, ETCD_PREFIX "highest", text, err);
+	return store_etcd_put(t, ETCD_PREFIX "highest", text, err);
 }
 
-/* What is committed of new runs whose submitters are told that they are not. */
-static void undo(struct etcd_store *s, const struct store_batch *b)
+/* What is committed of new runs whose submitters are told that they are not. What is not new is written
+ * again. refused: only of those that etcd has refused. */
+static void undo(struct etcd_store *s, const struct store_batch *b, bool refused)
 {
-	_cleanup_(txn_clear) struct txn t = {0};
+	_cleanup_(store_etcd_txn_clear) struct store_etcd_txn t = {.etcd = s->etcd, .election = s->election};
 	struct error err = ERROR_INIT;
 	int r = 0;
 
+	t.run = STORE_ETCD_NO_RUN;
 	for (size_t i = 0; i < b->run_count && r == 0; i++) {
 		int64_t id = b->runs[i].run.id;
-		char key[KEY_SIZE];
+		struct written *w = find_written(s, id);
+		bool pieces = w && w->pieces;
 
-		forget_written(s, id); /* what is not new is written again */
+		if (refused && !b->runs[i].refused)
+			continue;
+		if (w)
+			w->hash = 0;
 		if (!b->runs[i].config)
 			continue;
-		run_key(key, "runs", id);
-		r = remove_key(s, &t, key, &err);
-		if (r < 0)
-			break;
-		run_key(key, "origins", id);
-		r = remove_key(s, &t, key, &err);
+		forget_written(s, id);
+		r = remove_run(s, &t, id, pieces, &err);
 	}
-	if (r == 0 && t.json)
-		r = send_txn(s, &t, &err);
+	if (r == 0)
+		r = store_etcd_send(&t, &err);
 	if (r < 0)
 		election_lose(s->election, err.message);
 }
 
-static int etcd_apply(void *self, const struct store_batch *b, struct error *err)
+/* What follows in the batch of a new run that is refused is refused with it. */
+static int refuse_what_follows(struct store_batch *b, struct error *err)
+{
+	for (size_t i = 0; i < b->run_count; i++)
+		for (size_t k = i + 1; b->runs[i].refused && b->runs[i].config && k < b->run_count; k++) {
+			if (b->runs[k].run.id != b->runs[i].run.id || b->runs[k].refused)
+				continue;
+			b->runs[k].refused = strdup(b->runs[i].refused);
+			if (!b->runs[k].refused)
+				return error_oom(err);
+			b->refused++;
+		}
+	return 0;
+}
+
+static int etcd_apply(void *self, struct store_batch *b, struct error *err)
 {
 	struct etcd_store *s = self;
-	_cleanup_(txn_clear) struct txn t = {0};
+	_cleanup_(store_etcd_txn_clear) struct store_etcd_txn t = {
+	    .etcd = s->etcd, .election = s->election, .batch = b, .run = STORE_ETCD_NO_RUN};
 	int r = 0;
 
 	if (b->epoch > 0)
@@ -418,12 +458,16 @@ static int etcd_apply(void *self, const struct store_batch *b, struct error *err
 		r = put_highest(s, &t, b->highest, err);
 	for (size_t i = 0; i < b->drain_count && r == 0; i++)
 		r = put_drain(s, &t, &b->drains[i], err);
-	for (size_t i = 0; i < b->run_count && r == 0; i++)
+	for (size_t i = 0; i < b->run_count && r == 0; i++) {
+		t.run = (long)i;
 		r = put_run(s, &t, &b->runs[i], err);
-	if (r == 0 && t.json)
-		r = send_txn(s, &t, err);
-	if (r < 0 && r != -ESTALE)
-		undo(s, b);
+	}
+	if (r == 0)
+		r = store_etcd_send(&t, err);
+	if (r == 0 && b->refused > 0)
+		r = refuse_what_follows(b, err);
+	if ((r < 0 && r != -ESTALE) || (r == 0 && b->refused > 0))
+		undo(s, b, r == 0);
 	return r;
 }
 
@@ -449,7 +493,8 @@ static const struct store_primary etcd_primary = {etcd_apply, etcd_check, etcd_c
 /* The id of the cluster, which the first controller makes. */
 static int read_cluster(struct etcd_store *s, char **out, struct error *err)
 {
-	_cleanup_(txn_clear) struct txn t = {0};
+	_cleanup_(store_etcd_txn_clear) struct store_etcd_txn t = {
+	    .etcd = s->etcd, .election = s->election, .run = STORE_ETCD_NO_RUN};
 	int r = store_etcd_read_value(s->etcd, ETCD_PREFIX "cluster", out, err);
 
 	if (r < 0 || *out)
@@ -460,8 +505,8 @@ static int read_cluster(struct etcd_store *s, char **out, struct error *err)
 	r = random_hex(*out, CLUSTER_SIZE);
 	if (r < 0)
 		return error_errno(err, r, "cannot make a random id of the cluster");
-	r = put(s, &t, ETCD_PREFIX "cluster", *out, err);
-	return r < 0 ? r : send_txn(s, &t, err);
+	r = store_etcd_put(&t, ETCD_PREFIX "cluster", *out, err);
+	return r < 0 ? r : store_etcd_send(&t, err);
 }
 
 /* The store of this machine, with all that etcd has. Takes nothing. */
@@ -493,16 +538,38 @@ static int open_copy(const struct store_etcd_contents *l, const char *directory,
 }
 
 /* Takes the names of the drains. */
-static void note_loaded(struct etcd_store *s, struct store_etcd_contents *contents)
+static int note_loaded(struct etcd_store *s, struct store_etcd_contents *l, struct error *err)
 {
-	const struct store_batch *b = &contents->batch;
+	s->drains = steal_pointer(l->drains);
+	s->drain_count = l->drain_count;
+	l->drain_count = 0;
+	for (size_t i = 0; i < l->batch.run_count; i++) {
+		const struct stored_run *stored = &l->batch.runs[i];
+		const struct ended e = {stored->run.id, l->sizes[i].bytes, l->sizes[i].pieces};
 
-	s->drains = steal_pointer(contents->drains);
-	s->drain_count = contents->drain_count;
-	contents->drain_count = 0;
-	for (size_t i = 0; i < b->run_count; i++)
-		if (run_state_final(b->runs[i].run.state))
-			s->ended[s->ended_count++ % ENDED_MAX] = b->runs[i].run.id;
+		if (!run_state_final(stored->run.state)) {
+			if (note_written(s, e.id, 0, e.pieces) < 0)
+				return error_oom(err);
+			continue;
+		}
+		if (s->ended_count == ENDED_MAX)
+			drop_oldest(s);
+		add_ended(s, &e);
+	}
+	return 0;
+}
+
+/* Pieces that no entry names: those of a controller that has died before it could write that, or remove them.
+ */
+static int remove_stale(struct etcd_store *s, char *const *keys, struct error *err)
+{
+	_cleanup_(store_etcd_txn_clear) struct store_etcd_txn t = {
+	    .etcd = s->etcd, .election = s->election, .run = STORE_ETCD_NO_RUN};
+	int r = 0;
+
+	for (; keys && *keys && r == 0; keys++)
+		r = store_etcd_remove(&t, *keys, err);
+	return r < 0 ? r : store_etcd_send(&t, err);
 }
 
 static int open_all(struct etcd_store *s, const char *directory, struct store **out, struct error *err)
@@ -516,7 +583,11 @@ static int open_all(struct etcd_store *s, const char *directory, struct store **
 		r = error_set(err, -EINVAL, "etcd: " ETCD_PREFIX "cluster is not the id of a cluster");
 	if (r == 0)
 		r = store_etcd_load(s->etcd, start.least_epoch << VERSION_BITS, &contents, err);
-	note_loaded(s, &contents);
+	s->series = start.least_epoch << VERSION_BITS;
+	if (r == 0)
+		r = note_loaded(s, &contents, err);
+	if (r == 0)
+		r = remove_stale(s, contents.stale, err);
 	if (r == 0)
 		r = open_copy(&contents, directory, &start, out, err);
 	store_etcd_contents_clear(&contents);

@@ -36,7 +36,7 @@ static int read_all(struct etcd *etcd, const char *kind,
 		r = etcd_call(etcd, "/v3/kv/range", etcd_range_request(from, end, page), READ_SECONDS,
 		              &answer, err);
 		/* An answer may be longer than the gateway takes. */
-		if (r == -EREMOTEIO && page > 1) {
+		if ((r == -EREMOTEIO || r == -EMSGSIZE) && page > 1) {
 			page = MAX(page / 10, 1);
 			r = 0;
 			continue;
@@ -70,9 +70,19 @@ int store_etcd_read_value(struct etcd *etcd, const char *key, char **out, struct
 	return 0;
 }
 
+/* A run whose entry is in pieces, of which those so far are in text. */
+struct in_pieces {
+	size_t run; /* its place in the batch */
+	struct run_pieces named;
+	int64_t found;
+	struct strbuf text;
+};
+
 struct loading {
 	struct etcd *etcd;
 	struct store_etcd_contents *out;
+	struct in_pieces *in_pieces;
+	size_t in_pieces_count, next_in_pieces;
 	size_t next; /* the run whose origin is looked for */
 	int64_t version;
 };
@@ -125,53 +135,178 @@ static int take_drain(void *context, const char *name, const char *value, struct
 	return 0;
 }
 
+/* Is r that of memory? One run that cannot be read is no reason not to serve the others. */
+static int pass_over(const char *name, int r, const struct error *err)
+{
+	if (r == -ENOMEM)
+		return r;
+	log_err("run %s in etcd: %s", name, err->message);
+	return 0;
+}
+
+static void set_entry(struct stored_run *out, struct run_entry *entry, int64_t version)
+{
+	*out = (struct stored_run){
+	    .run = {.id = entry->id,
+	            .attempt = entry->attempt,
+	            .version = version,
+	            .uid = entry->uid,
+	            .gid = entry->gid,
+	            .state = entry->state,
+	            .submitted = entry->submitted,
+	            .started = entry->started,
+	            .ended = entry->ended,
+	            .reason = steal_pointer(entry->reason),
+	            .detail = steal_pointer(entry->detail),
+	            .exit_status = (int)entry->exit_status,
+	            .nodes = entry->nodes,
+	            .per_node = entry->per_node,
+	            .cancelled = entry->cancelled,
+	            .failed = entry->failed,
+	            .requeue = entry->requeue},
+	    .ranks = steal_pointer(entry->ranks),
+	    .under_way = steal_pointer(entry->under_way),
+	};
+}
+
+static int add_run(struct loading *l, struct run_entry *entry, size_t bytes, struct error *err)
+{
+	struct store_batch *b = &l->out->batch;
+	struct stored_run *list = reallocarray(b->runs, b->run_count + 1, sizeof(*list));
+	struct store_etcd_size *sizes;
+
+	if (!list)
+		return error_oom(err);
+	b->runs = list;
+	sizes = reallocarray(l->out->sizes, b->run_count + 1, sizeof(*sizes));
+	if (!sizes)
+		return error_oom(err);
+	l->out->sizes = sizes;
+	sizes[b->run_count] = (struct store_etcd_size){.bytes = bytes};
+	set_entry(&list[b->run_count++], entry, l->version);
+	return 0;
+}
+
+/* Until all of its pieces are there, its size is 0. */
+static int add_in_pieces(struct loading *l, const char *name, const struct run_pieces *named,
+                         struct error *err)
+{
+	struct in_pieces *list = reallocarray(l->in_pieces, l->in_pieces_count + 1, sizeof(*list));
+	struct run_entry none = {0};
+	int r;
+
+	if (!list)
+		return error_oom(err);
+	l->in_pieces = list;
+	if (str_to_int64(name, 1, INT64_MAX, &none.id) < 0)
+		return 0;
+	r = add_run(l, &none, 0, err);
+	if (r < 0)
+		return r;
+	l->out->sizes[l->out->batch.run_count - 1].pieces = true;
+	list[l->in_pieces_count++] = (struct in_pieces){.run = l->out->batch.run_count - 1, .named = *named};
+	return 0;
+}
+
 static int take_entry(void *context, const char *name, const char *value, struct error *err)
 {
 	struct loading *l = context;
 	_cleanup_(run_entry_release) struct run_entry entry = {0};
 	_cleanup_json_ json_t *json = NULL;
-	struct stored_run *list, *out;
+	struct run_pieces named;
 	int r = json_parse(value, strlen(value), "etcd", &json, err);
 
+	if (r == 0 && json_object_get(json, "pieces")) {
+		r = run_pieces_decode(json, &named, err);
+		return r < 0 ? pass_over(name, r, err) : add_in_pieces(l, name, &named, err);
+	}
 	if (r == 0)
 		r = run_entry_decode(json, &entry, err);
-	if (r == -ENOMEM)
-		return r;
-	if (r < 0) {
-		/* One run that cannot be read is no reason not to serve the others. */
-		log_err("run %s in etcd: %s", name, err->message);
-		return 0;
-	}
-	list = reallocarray(l->out->batch.runs, l->out->batch.run_count + 1, sizeof(*list));
+	return r < 0 ? pass_over(name, r, err) : add_run(l, &entry, strlen(value), err);
+}
+
+static int add_stale(struct loading *l, const char *name, struct error *err)
+{
+	struct store_etcd_contents *out = l->out;
+	char **list = reallocarray(out->stale, out->stale_count + 2, sizeof(*list));
+
 	if (!list)
 		return error_oom(err);
-	l->out->batch.runs = list;
-	out = &list[l->out->batch.run_count++];
-	*out = (struct stored_run){
-	    .run = {.id = entry.id,
-	            .attempt = entry.attempt,
-	            .version = l->version,
-	            .uid = entry.uid,
-	            .gid = entry.gid,
-	            .state = entry.state,
-	            .submitted = entry.submitted,
-	            .started = entry.started,
-	            .ended = entry.ended,
-	            .reason = steal_pointer(entry.reason),
-	            .detail = steal_pointer(entry.detail),
-	            .exit_status = (int)entry.exit_status,
-	            .nodes = entry.nodes,
-	            .per_node = entry.per_node,
-	            .cancelled = entry.cancelled,
-	            .failed = entry.failed,
-	            .requeue = entry.requeue},
-	    .ranks = steal_pointer(entry.ranks),
-	    .under_way = steal_pointer(entry.under_way),
-	};
+	out->stale = list;
+	list[out->stale_count] = str_printf(ETCD_PREFIX "pieces/%s", name);
+	if (!list[out->stale_count])
+		return error_oom(err);
+	list[++out->stale_count] = NULL;
 	return 0;
 }
 
-/* Both lists are in the order of runs. */
+/* Of "RUN/SERIES/PIECE". Both lists are in the order of runs. */
+static int take_piece(void *context, const char *name, const char *value, struct error *err)
+{
+	struct loading *l = context;
+	struct in_pieces *in;
+	long long id, series, piece;
+
+	if (sscanf(name, "%20lld/%20lld/%6lld", &id, &series, &piece) != 3)
+		return 0;
+	while (l->next_in_pieces < l->in_pieces_count &&
+	       l->out->batch.runs[l->in_pieces[l->next_in_pieces].run].run.id < id)
+		l->next_in_pieces++;
+	in = l->next_in_pieces < l->in_pieces_count ? &l->in_pieces[l->next_in_pieces] : NULL;
+	if (!in || l->out->batch.runs[in->run].run.id != id || in->named.series != series)
+		return add_stale(l, name, err);
+	if (piece != in->found)
+		return 0;
+	in->found++;
+	strbuf_add(&in->text, value, strlen(value));
+	return in->text.failed ? error_oom(err) : 0;
+}
+
+static int join_one(struct loading *l, const struct in_pieces *in, struct error *err)
+{
+	struct stored_run *run = &l->out->batch.runs[in->run];
+	_cleanup_(run_entry_release) struct run_entry entry = {0};
+	_cleanup_json_ json_t *json = NULL;
+	char name[24];
+	int r;
+
+	snprintf(name, sizeof(name), "%lld", (long long)run->run.id);
+	if (in->found != in->named.pieces || (int64_t)in->text.len != in->named.bytes)
+		r = error_set(err, -EINVAL, "%lld of its %lld pieces are there, with %zu of %lld bytes",
+		              (long long)in->found, (long long)in->named.pieces, in->text.len,
+		              (long long)in->named.bytes);
+	else
+		r = json_parse(in->text.data, in->text.len, "etcd", &json, err);
+	if (r == 0)
+		r = run_entry_decode(json, &entry, err);
+	if (r == 0 && entry.id != run->run.id)
+		r = error_set(err, -EINVAL, "its pieces are those of run %lld", (long long)entry.id);
+	if (r < 0)
+		return pass_over(name, r, err);
+	set_entry(run, &entry, l->version);
+	l->out->sizes[in->run].bytes = in->text.len;
+	return 0;
+}
+
+static int join_pieces(struct loading *l, struct error *err)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < l->in_pieces_count && r == 0; i++) {
+		r = join_one(l, &l->in_pieces[i], err);
+		strbuf_free(&l->in_pieces[i].text);
+	}
+	return r;
+}
+
+static void free_in_pieces(struct loading *l)
+{
+	for (size_t i = 0; i < l->in_pieces_count; i++)
+		strbuf_free(&l->in_pieces[i].text);
+	free(l->in_pieces);
+}
+
+/* Here, too. */
 static int take_origin(void *context, const char *name, const char *value, struct error *err)
 {
 	struct loading *l = context;
@@ -191,12 +326,8 @@ static int take_origin(void *context, const char *name, const char *value, struc
 	r = json_parse(value, strlen(value), "etcd", &json, err);
 	if (r == 0)
 		r = run_origin_decode(json, &origin, err);
-	if (r == -ENOMEM)
-		return r;
-	if (r < 0) {
-		log_err("run %s in etcd: %s", name, err->message);
-		return 0;
-	}
+	if (r < 0)
+		return pass_over(name, r, err);
 	run->run.name = steal_pointer(origin.name);
 	run->run.user = steal_pointer(origin.user);
 	run->run.task = steal_pointer(origin.task);
@@ -207,8 +338,10 @@ static int take_origin(void *context, const char *name, const char *value, struc
 	return 0;
 }
 
-/* An entry without its origin, of a batch that was not complete, is left out. */
-static void leave_out_incomplete(struct store_batch *b)
+/* An entry without its origin, of a batch that was not complete, is left out, and so is one without its
+ * pieces.
+ */
+static void leave_out_incomplete(struct store_batch *b, struct store_etcd_size *sizes)
 {
 	struct store_batch without = {.runs = NULL};
 	size_t kept = 0;
@@ -219,9 +352,10 @@ static void leave_out_incomplete(struct store_batch *b)
 		return;
 	}
 	for (size_t i = 0; i < b->run_count; i++)
-		if (b->runs[i].config)
+		if (b->runs[i].config && sizes[i].bytes > 0) {
+			sizes[kept] = sizes[i];
 			b->runs[kept++] = b->runs[i];
-		else
+		} else
 			without.runs[without.run_count++] = b->runs[i];
 	b->run_count = kept;
 	store_batch_clear(&without);
@@ -242,18 +376,29 @@ static int read_highest(struct loading *l, struct error *err)
 	return 0;
 }
 
+static int load_all(struct loading *l, struct error *err)
+{
+	int r;
+
+	if ((r = read_all(l->etcd, "runs", take_entry, l, err)) < 0 ||
+	    (r = read_all(l->etcd, "pieces", take_piece, l, err)) < 0 || (r = join_pieces(l, err)) < 0 ||
+	    (r = read_all(l->etcd, "origins", take_origin, l, err)) < 0 || (r = read_highest(l, err)) < 0 ||
+	    (r = read_all(l->etcd, "drains", take_drain, l, err)) < 0)
+		return r;
+	return read_all(l->etcd, "epochs", take_epoch, l, err);
+}
+
 int store_etcd_load(struct etcd *etcd, int64_t version, struct store_etcd_contents *out, struct error *err)
 {
 	struct loading l = {.etcd = etcd, .out = out, .version = version};
 	int r;
 
 	*out = (struct store_etcd_contents){.epochs = NULL};
-	if ((r = read_all(etcd, "runs", take_entry, &l, err)) < 0 ||
-	    (r = read_all(etcd, "origins", take_origin, &l, err)) < 0 || (r = read_highest(&l, err)) < 0 ||
-	    (r = read_all(etcd, "drains", take_drain, &l, err)) < 0 ||
-	    (r = read_all(etcd, "epochs", take_epoch, &l, err)) < 0)
+	r = load_all(&l, err);
+	free_in_pieces(&l);
+	if (r < 0)
 		return r;
-	leave_out_incomplete(&out->batch);
+	leave_out_incomplete(&out->batch, out->sizes);
 	return out->batch.failed ? error_oom(err) : 0;
 }
 
@@ -261,6 +406,8 @@ void store_etcd_contents_clear(struct store_etcd_contents *c)
 {
 	store_batch_clear(&c->batch);
 	store_etcd_free_names(c->drains, c->drain_count);
+	free(c->sizes);
+	str_list_free(c->stale);
 	free(c->epochs);
 	*c = (struct store_etcd_contents){.epochs = NULL};
 }

@@ -5,12 +5,20 @@
 #include "cluster/etcd.h"
 #include "cluster/store_backend.h"
 
+struct store_etcd_size {
+	size_t bytes;
+	bool pieces;
+};
+
 struct store_etcd_contents {
 	/* runs in their order, each with its configuration; drains, one of a host; the last number */
 	struct store_batch batch;
 	/* The names of all keys of drains: a host may have more than one, in upper and lower case. */
 	char **drains;
 	size_t drain_count;
+	struct store_etcd_size *sizes; /* of the entries of these runs */
+	char **stale;                  /* keys of pieces that no entry names; NULL-terminated, NULL: none */
+	size_t stale_count;
 	int64_t *epochs;
 	size_t epoch_count;
 };

@@ -189,7 +189,8 @@ static int sqlite_apply(void *self, const struct store_batch *b, struct error *e
 	int r = store_sqlite_exec(s->writer, s->path, "BEGIN IMMEDIATE", err);
 
 	for (size_t i = 0; i < b->run_count && r == 0; i++)
-		r = write_run(s, b->runs[i].config ? INSERT : UPDATE, &b->runs[i], err);
+		if (!b->runs[i].refused)
+			r = write_run(s, b->runs[i].config ? INSERT : UPDATE, &b->runs[i], err);
 	for (size_t i = 0; i < b->drain_count && r == 0; i++)
 		r = write_drain(s, &b->drains[i], err);
 	if (r == 0 && b->epoch > 0)

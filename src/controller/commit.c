@@ -5,10 +5,12 @@
  * One commit is in flight at most; the store's thread writes a copy, and the runs go on. Commits are
  * numbered: a change that must be on disk first makes its run await the next one that will begin. A run that
  * is changed while it is being written is dirty again, and is written once more. What a failed commit held is
- * in the next one, except for new runs: their submissions are answered with an error.
+ * in the next one, except for new runs: their submissions are answered with an error. The same is done with a
+ * run of which the store takes too little, while the others of its commit are on disk.
  */
 #include "controller/commit.h"
 
+#include <errno.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -19,12 +21,14 @@
 struct commit_waiter {
 	struct controller *controller;
 	struct commit_waiter *next;
+	int64_t run;    /* whose change it is; 0: none, or several */
 	int64_t commit; /* the number of the one that it waits for */
 	committed_fn done;
 	void *context;
 };
 
-struct commit_waiter *commit_waiter_create(struct controller *c, committed_fn done, void *context)
+struct commit_waiter *commit_waiter_create(struct controller *c, int64_t run, committed_fn done,
+                                           void *context)
 {
 	struct commit_waiter *w = calloc(1, sizeof(*w)), **end = &c->commit_waiters;
 
@@ -32,7 +36,7 @@ struct commit_waiter *commit_waiter_create(struct controller *c, committed_fn do
 		return NULL;
 	while (*end)
 		end = &(*end)->next;
-	*w = (struct commit_waiter){c, NULL, c->commits + 1, done, context};
+	*w = (struct commit_waiter){c, NULL, run, c->commits + 1, done, context};
 	*end = w;
 	c->commit = true;
 	controller_touch(c);
@@ -60,9 +64,30 @@ static void call_waiters(struct controller *c, const struct error *err)
 	while ((w = c->commit_waiters) && w->commit <= c->commits) {
 		committed_fn done = w->done;
 		void *context = w->context;
+		const char *refusal = err ? NULL : store_refusal(c->store, w->run);
+		struct error own = ERROR_INIT;
 
+		if (refusal)
+			error_set(&own, -E2BIG, "%s", refusal);
 		commit_waiter_free(w);
-		done(context, err);
+		done(context, refusal ? &own : err);
+	}
+}
+
+/* Each commit tries again to write what the store has refused of runs that it has. Until it does, nothing of
+ * that starts or is answered. */
+static void keep_refused(struct controller *c)
+{
+	for (size_t i = 0; i < c->queue.count; i++) {
+		struct run *r = c->queue.list[i];
+		const char *why = r->written_by == c->commits ? store_refusal(c->store, r->id) : NULL;
+
+		if (!why || r->inserted_by == c->commits)
+			continue;
+		log_err("run %lld cannot be written into the store: %s", (long long)r->id, why);
+		r->dirty = true;
+		if (r->awaits == c->commits)
+			r->awaits++;
 	}
 }
 
@@ -91,6 +116,7 @@ static void on_committed(void *context, int code, const struct error *err)
 		keep_changes(c);
 	} else {
 		c->committed = c->commits;
+		keep_refused(c);
 		submissions_answer(c, NULL);
 		call_waiters(c, NULL);
 	}

@@ -189,16 +189,24 @@ void submissions_answer(struct controller *c, const struct error *err)
 	for (struct submission *s = c->submissions; s; s = next) {
 		int64_t id = s->id;
 		const struct run *r = queue_find(&c->queue, id);
+		const char *refusal;
+		struct error own = ERROR_INIT;
 
 		next = s->next;
 		if (s->run || s->commit > c->commits)
 			continue;
-		finish(s, r && controller_is_committed(c, r) ? r->state : RUN_QUEUED, err);
-		if (!err)
+		refusal = err ? NULL : store_refusal(c->store, id);
+		if (refusal)
+			error_set(&own, -E2BIG, "%s", refusal);
+		finish(s, r && controller_is_committed(c, r) ? r->state : RUN_QUEUED, refusal ? &own : err);
+		if (!err && !refusal)
 			continue;
 		/* It is in no store, so it never was, and no slot is its own. */
 		run_free(queue_take(&c->queue, id));
 		c->reschedule = true;
+		/* What has failed as a whole is tried again later. */
+		if (refusal)
+			controller_touch(c);
 	}
 }
 

@@ -179,11 +179,18 @@ int etcd_txn_put(json_t *txn, const char *key, const char *value, int64_t lease)
 	return add_operation(txn, "request_put", steal_pointer(put)) < 0 ? -ENOMEM : 0;
 }
 
-int etcd_txn_delete(json_t *txn, const char *key)
+int etcd_txn_take(json_t *txn, const json_t *other, size_t i)
+{
+	json_t *operation = json_array_get(json_object_get(other, "success"), i);
+
+	return json_array_append(json_object_get(txn, "success"), operation) < 0 ? -ENOMEM : 0;
+}
+
+int etcd_txn_delete(json_t *txn, const char *key, const char *end)
 {
 	_cleanup_json_ json_t *range = json_object();
 
-	if (!range || set_text(range, "key", key) < 0)
+	if (!range || set_text(range, "key", key) < 0 || (end && set_text(range, "range_end", end) < 0))
 		return -ENOMEM;
 	return add_operation(txn, "request_delete_range", steal_pointer(range)) < 0 ? -ENOMEM : 0;
 }

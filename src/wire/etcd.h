@@ -35,7 +35,9 @@ int etcd_range_read(const json_t *answer, struct etcd_pairs *out, struct error *
  * changes that are added. */
 json_t *etcd_txn_request(const char *key, int64_t create_revision);
 int etcd_txn_put(json_t *txn, const char *key, const char *value, int64_t lease); /* lease 0: none */
-int etcd_txn_delete(json_t *txn, const char *key);
+int etcd_txn_delete(json_t *txn, const char *key, const char *end);               /* end: as above */
+/* The ith change of another one, too. */
+int etcd_txn_take(json_t *txn, const json_t *other, size_t i);
 /* *done: the condition held. *revision: of the store, with these changes. */
 int etcd_txn_read(const json_t *answer, bool *done, int64_t *revision, struct error *err);
 

@@ -29,6 +29,18 @@ const struct message run_entry_message = {"run in a shared store", sizeof(struct
 MESSAGE_DEFINE_DECODE(run_entry)
 
 #undef F
+#define F(...) MESSAGE_FIELD(run_pieces, __VA_ARGS__)
+
+static const struct field pieces_fields[] = {
+    F(series, FIELD_INT, FIELD_REQUIRED, .max = INT64_MAX),
+    F(pieces, FIELD_INT, FIELD_REQUIRED, .min = 1, .max = INT32_MAX),
+    F(bytes, FIELD_INT, FIELD_REQUIRED, .min = 1, .max = INT32_MAX),
+};
+const struct message run_pieces_message = {"pieces of a run", sizeof(struct run_pieces), pieces_fields,
+                                           ARRAY_SIZE(pieces_fields), MESSAGE_VERSIONED};
+MESSAGE_DEFINE_DECODE(run_pieces)
+
+#undef F
 #define F(...) MESSAGE_FIELD(run_origin, __VA_ARGS__)
 
 static const struct field origin_fields[] = {

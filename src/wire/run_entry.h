@@ -23,6 +23,14 @@ struct run_entry {
 
 MESSAGE_DECLARE(run_entry)
 
+/* In place of a run_entry that is longer than a value may be: its text is in so many other ones, in order. */
+struct run_pieces {
+	int64_t series; /* which: each time that the run is written, another one */
+	int64_t pieces, bytes;
+};
+
+MESSAGE_DECLARE(run_pieces)
+
 struct run_origin {
 	char *name, *user, *task;
 	char *directory, *output; /* optional, both */

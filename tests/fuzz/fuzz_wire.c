@@ -80,6 +80,7 @@ DEFINE_TRY(launch_command)
 DEFINE_TRY(start_record)
 DEFINE_TRY(run_record)
 DEFINE_TRY(run_entry)
+DEFINE_TRY(run_pieces)
 DEFINE_TRY(run_origin)
 DEFINE_TRY(metrics_report)
 DEFINE_TRY(metrics_mark)
@@ -114,7 +115,7 @@ static void (*const tries[])(const json_t *) = {
     try_preflight_line,  try_launch_description, try_launch_command,  try_start_record,
     try_run_record,      try_metrics_report,     try_metrics_mark,    try_metrics_step,
     try_membership,      try_drain_list,         try_known_clusters,  try_run_entry,
-    try_run_origin,      try_active_runs,        try_lenient,
+    try_run_pieces,      try_run_origin,         try_active_runs,     try_lenient,
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -2,6 +2,7 @@
 /* etcd within the test program: fake_etcd.h. Each test has a process of its own, so there is one. */
 #include "fake_etcd.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 #include "base/json.h"
 #include "base/str.h"
 
-enum { KEYS = 4096, LEASES = 64, FAILURES = 16, PAUSES = 8 };
+enum { KEYS = 4096, LEASES = 64, FAILURES = 16, PAUSES = 8, OPERATIONS_MAX = 128, REQUEST_MAX = 3 << 19 };
 
 struct key {
 	char *name, *value;
@@ -48,7 +49,7 @@ static struct {
 	int pause_count;
 	double last_pause;
 	int operations_max;
-	size_t bytes_max;
+	size_t bytes_max, limit;
 } fake = {.lock = PTHREAD_MUTEX_INITIALIZER,
           .paused = PTHREAD_COND_INITIALIZER,
           .calls = {{FAKE_RANGE, 0}, {FAKE_TXN, 0}, {FAKE_GRANT, 0}, {FAKE_REVOKE, 0}, {FAKE_KEEPALIVE, 0}}};
@@ -85,6 +86,7 @@ void fake_etcd_begin(void)
 	fake.simulated = true;
 	fake.now = (double)now.tv_sec + 1;
 	fake.revision = 1;
+	fake.limit = REQUEST_MAX;
 	fake.next_lease = 7000000000000000001;
 	pthread_mutex_unlock(&fake.lock);
 }
@@ -372,6 +374,55 @@ static json_t *do_range(const json_t *request)
 	return json_pack("{s:o,s:o,s:b}", "header", header(), "kvs", list, "more", more);
 }
 
+static bool in_range(const char *key, const char *from, const char *end)
+{
+	return end ? strcmp(key, from) >= 0 && strcmp(key, end) < 0 : str_eq(key, from);
+}
+
+/* etcd refuses a transaction that writes and removes a key. */
+static void check_removal(const json_t *list, const char *from, const char *end)
+{
+	const json_t *operation;
+	size_t i;
+
+	json_array_foreach(list, i, operation)
+	{
+		_cleanup_free_ char *key = get_text(json_object_get(operation, "request_put"), "key");
+
+		ck_assert(!key || !in_range(key, from, end));
+	}
+}
+
+static void remove_range(const char *from, const char *end)
+{
+	for (size_t i = fake.key_count; i-- > 0;)
+		if (in_range(fake.keys[i].name, from, end))
+			remove_key(fake.keys[i].name);
+}
+
+/* Of what etcd compares with its limit: keys and values. */
+static size_t txn_bytes(const json_t *request)
+{
+	const json_t *list = json_object_get(request, "success"), *operation;
+	size_t i, bytes = 0;
+
+	json_array_foreach(list, i, operation)
+	{
+		const json_t *put = json_object_get(operation, "request_put");
+
+		bytes += json_string_length(json_object_get(put, "key")) / 4 * 3 +
+		         json_string_length(json_object_get(put, "value")) / 4 * 3;
+	}
+	return bytes;
+}
+
+static bool is_too_large(const char *path, const json_t *request)
+{
+	return str_eq(path, FAKE_TXN) &&
+	       (txn_bytes(request) > fake.limit ||
+	        json_array_size(json_object_get(request, "success")) > OPERATIONS_MAX);
+}
+
 static json_t *do_txn(const json_t *request)
 {
 	const json_t *compare = json_array_get(json_object_get(request, "compare"), 0);
@@ -390,15 +441,17 @@ static json_t *do_txn(const json_t *request)
 		const json_t *put = json_object_get(operation, "request_put");
 		const json_t *range = json_object_get(operation, "request_delete_range");
 		_cleanup_free_ char *key = get_text(put ? put : range, "key");
-		_cleanup_free_ char *value = get_text(put, "value");
+		_cleanup_free_ char *value = get_text(put, "value"), *end = get_text(range, "range_end");
 
 		bytes += strlen(key) + (value ? strlen(value) : 0);
 		/* etcd refuses a transaction that writes a key twice. */
 		ck_assert(!find_key(key) || !holds || find_key(key)->changed < fake.revision);
 		if (holds && put)
 			put_key(key, value, get_number(put, "lease"));
-		else if (holds)
-			remove_key(key);
+		else if (holds) {
+			check_removal(list, key, end);
+			remove_range(key, end);
+		}
 	}
 	fake.bytes_max = MAX(fake.bytes_max, bytes);
 	return json_pack("{s:o,s:b}", "header", header(), "succeeded", holds);
@@ -507,7 +560,7 @@ static int answer_call(const char *path, json_t *request, double seconds, json_t
 {
 	struct fake_failure failure = {0};
 	json_t *result = NULL;
-	bool fails;
+	bool fails, too_large;
 
 	pthread_mutex_lock(&fake.lock);
 	for (size_t i = 0; i < ARRAY_SIZE(fake.calls); i++)
@@ -517,7 +570,8 @@ static int answer_call(const char *path, json_t *request, double seconds, json_t
 	if (failure.before)
 		failure.before();
 	pthread_mutex_lock(&fake.lock);
-	if (!fails || failure.code == 0 || failure.applied)
+	too_large = !fails && is_too_large(path, request);
+	if (!too_large && (!fails || failure.code == 0 || failure.applied))
 		result = do_call(path, request);
 	if (failure.seconds > 0)
 		set_time(fake.now + MIN(failure.seconds, seconds));
@@ -526,6 +580,8 @@ static int answer_call(const char *path, json_t *request, double seconds, json_t
 		json_decref(result);
 		result = json_loads(failure.answer, 0, NULL);
 	}
+	if (too_large)
+		return error_set(err, -EMSGSIZE, "etcd at fake: etcdserver: request is too large");
 	if (fails && failure.code < 0) {
 		json_decref(result);
 		return error_set(err, failure.code, "cannot reach etcd");
@@ -661,6 +717,13 @@ int fake_etcd_leases(void)
 int fake_etcd_operations_max(void)
 {
 	return fake.operations_max;
+}
+
+void fake_etcd_limit(size_t bytes)
+{
+	pthread_mutex_lock(&fake.lock);
+	fake.limit = bytes;
+	pthread_mutex_unlock(&fake.lock);
 }
 
 size_t fake_etcd_bytes_max(void)

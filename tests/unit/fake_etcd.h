@@ -58,6 +58,9 @@ int64_t fake_etcd_version(const char *key); /* how often it was written since */
 int64_t fake_etcd_changed(const char *key); /* the revision that wrote it last */
 bool fake_etcd_leased(const char *key);
 int fake_etcd_leases(void);
+/* The bytes of keys and values that a transaction may have, 1.5 MiB otherwise; a larger one fails with
+ * -EMSGSIZE, and so does one of more than 128 operations. */
+void fake_etcd_limit(size_t bytes);
 /* The most operations, and bytes of keys and values, in one transaction so far. */
 int fake_etcd_operations_max(void);
 size_t fake_etcd_bytes_max(void);

@@ -16,6 +16,7 @@ struct held_store {
 	pthread_cond_t changed;
 	bool hold, held, closed, endless;
 	int fail, begun, copies;
+	int64_t refused;
 };
 
 struct held_copy {
@@ -39,6 +40,31 @@ static int apply(void *self, const struct store_batch *b, struct error *err)
 	h->fail -= fail;
 	pthread_mutex_unlock(&h->lock);
 	return fail ? error_set(err, -EIO, "the disk is gone") : h->inner->apply(h->self, b, err);
+}
+
+static int refuse(void *self, struct store_batch *b, struct error *err)
+{
+	struct held_store *h = self;
+	int64_t id;
+
+	pthread_mutex_lock(&h->lock);
+	id = h->refused;
+	pthread_mutex_unlock(&h->lock);
+	for (size_t i = 0; i < b->run_count; i++) {
+		if (b->runs[i].run.id != id)
+			continue;
+		b->runs[i].refused = strdup("it is too large");
+		b->refused++;
+	}
+	return 0;
+}
+
+static void copy_failed(void *self, const struct error *err)
+{
+}
+
+static void close_nothing(void *self)
+{
 }
 
 static int backup_begin(void *self, const char *path, void **backup, struct error *err)
@@ -161,6 +187,8 @@ void held_store_open(const char *path, struct held_store **held, struct store **
 	    .has_epoch = has_epoch,
 	    .close = close_inner,
 	};
+	static const struct store_primary refusing = {
+	    .apply = refuse, .copy_failed = copy_failed, .close = close_nothing};
 	struct held_store *h = calloc(1, sizeof(*h));
 	struct store_start start = {0};
 	struct error err = ERROR_INIT;
@@ -170,6 +198,7 @@ void held_store_open(const char *path, struct held_store **held, struct store **
 	ck_ok(store_sqlite_open(path, &h->inner, &h->self, &start, &err), &err);
 	ck_ok(store_create(&backend, h, &start, store, &err), &err);
 	free(start.cluster);
+	store_set_primary(*store, &refusing, h);
 	*held = h;
 }
 
@@ -216,6 +245,13 @@ void held_store_fail(struct held_store *h, int count)
 {
 	pthread_mutex_lock(&h->lock);
 	h->fail = count;
+	pthread_mutex_unlock(&h->lock);
+}
+
+void held_store_refuse(struct held_store *h, int64_t id)
+{
+	pthread_mutex_lock(&h->lock);
+	h->refused = id;
 	pthread_mutex_unlock(&h->lock);
 }
 

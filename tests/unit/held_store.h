@@ -19,6 +19,8 @@ void held_store_release(struct held_store *h);
 void held_store_begin_endless_copy(struct held_store *h, struct store *s, const char *path);
 /* The next so many commits fail with EIO. */
 void held_store_fail(struct held_store *h, int count);
+/* Commits refuse what they have of this run, until the next call; 0: of none. */
+void held_store_refuse(struct held_store *h, int64_t id);
 /* How many commits have been begun, held ones included. */
 int held_store_begun(struct held_store *h);
 /* Until one is being held; until store_dispatch has something to do. */

@@ -22,7 +22,7 @@ static char code[32], message[300];
 static const json_t *answer;
 static bool no_memory;
 
-struct commit_waiter *__wrap_commit_waiter_create(struct controller *c,
+struct commit_waiter *__wrap_commit_waiter_create(struct controller *c, int64_t run,
                                                   void (*done)(void *context, const struct error *err),
                                                   void *context);
 void __wrap_commit_waiter_free(struct commit_waiter *w);
@@ -31,11 +31,12 @@ void __wrap_http_reply_json(struct http_request *r, int reply_status, json_t *js
 void __wrap_http_reply_error(struct http_request *r, int reply_status, const char *reply_code,
                              const char *format, ...);
 
-struct commit_waiter *__wrap_commit_waiter_create(struct controller *c,
+struct commit_waiter *__wrap_commit_waiter_create(struct controller *c, int64_t run,
                                                   void (*done)(void *context, const struct error *err),
                                                   void *context)
 {
 	ck_assert_ptr_eq(c, controller);
+	ck_assert_int_eq(run, 7);
 	committed = done;
 	committed_context = context;
 	return no_memory ? NULL : waiter;
@@ -82,7 +83,7 @@ static json_t *begin(void)
 {
 	json_t *json = json_pack("{s:i}", "id", 7);
 
-	reply_when_committed(controller, request, 202, json_incref(json));
+	reply_when_committed(controller, request, 7, 202, json_incref(json));
 	return json;
 }
 

@@ -523,7 +523,7 @@ START_TEST(who_waits_for_a_commit_has_one)
 
 	bed_start(&b);
 	begun = held_store_begun(b.held);
-	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, note_commit, &result));
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 0, note_commit, &result));
 	turn(&b);
 	commits_end(&b);
 	ck_assert_int_eq(held_store_begun(b.held), begun + 1);

@@ -103,6 +103,100 @@ START_TEST(a_submission_that_failed_can_be_repeated)
 }
 END_TEST
 
+static void note_commit(void *context, const struct error *err)
+{
+	*(int *)context = err ? err->code : 0;
+}
+
+/* Of a commit whose other runs are on disk; in the next one it is not. */
+START_TEST(a_new_run_that_the_store_refuses_fails_alone)
+{
+	struct answer first, second;
+	struct bed b;
+
+	bed_start(&b);
+	held_store_refuse(b.held, 1);
+	submit(&b, &first);
+	submit(&b, &second);
+	turn_held(&b);
+	commits_end(&b);
+	ck_assert_int_eq(first.count, 1);
+	ck_assert_str_eq(first.error, "it is too large");
+	ck_assert_int_eq(second.count, 1);
+	ck_assert_int_eq(second.id, 2);
+	ck_assert_str_eq(second.error, "");
+	ck_assert_int_eq(state_of(&b, 1), -1);
+	ck_assert_int_eq(listed(&b, "all"), 1);
+	ck_assert_ptr_null(strstr(b.starts, ":1.1"));
+	held_store_refuse(b.held, 0);
+	heartbeats(&b);
+	turn(&b);
+	commits_end(&b);
+	ck_assert_ptr_nonnull(strstr(b.starts, "n1:2.1"));
+	ck_assert_ptr_null(strstr(b.starts, ":1.1"));
+	bed_end(&b);
+}
+END_TEST
+
+/* Nothing of that is answered before the store takes it, which is tried again; who waits for another run, or
+ * for a drain, is answered. */
+START_TEST(a_change_that_the_store_refuses_is_kept)
+{
+	int told = -1, own = 1, other = 1, drain = 1;
+	struct answer first, second;
+	struct bed b;
+
+	bed_start(&b);
+	submit_and_commit(&b, &first);
+	both_report(&b, 1, 1, "running");
+	turn(&b);
+	b.now += 2;
+	turn(&b);
+	commits_end(&b);
+	held_store_refuse(b.held, 1);
+	ck_assert_ptr_nonnull(
+	    waiter_create(b.controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, &told));
+	controller_cancel_run(b.controller, 1);
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 1, note_commit, &own));
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 2, note_commit, &other));
+	ck_assert_int_eq(controller_set_drained(b.controller, "n2", true, NULL), 0);
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 0, note_commit, &drain));
+	submit(&b, &second);
+	turn_held(&b);
+	commit_ends(&b);
+	ck_assert_int_eq(own, -E2BIG);
+	ck_assert_int_eq(other, 0);
+	ck_assert_int_eq(drain, 0);
+	ck_assert_int_eq(second.count, 1);
+	ck_assert_str_eq(second.error, "");
+	ck_assert(held_store_is_drained(b.held, "n2"));
+	/* Once more. */
+	b.now += 2;
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(told, -1);
+	held_store_refuse(b.held, 0);
+	b.now += 2;
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(told, RUN_STOPPING);
+	/* And its end, until which it stays in memory. */
+	held_store_refuse(b.held, 1);
+	both_report(&b, 1, 1, "ended");
+	turn(&b);
+	b.now += 2;
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(controller_active_count(b.controller), 2);
+	held_store_refuse(b.held, 0);
+	b.now += 2;
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(controller_active_count(b.controller), 1);
+	bed_end(&b);
+}
+END_TEST
+
 /* The answer has the state that is on disk: queued, though the run has been placed meanwhile. */
 START_TEST(a_placement_during_a_commit_is_not_in_its_answer)
 {
@@ -127,11 +221,6 @@ START_TEST(a_placement_during_a_commit_is_not_in_its_answer)
 }
 END_TEST
 
-static void note_commit(void *context, const struct error *err)
-{
-	*(int *)context = err ? err->code : 0;
-}
-
 /* Commands are committed at once, not within a second, and their changes are published after that. */
 START_TEST(commands_are_committed_at_once)
 {
@@ -144,12 +233,12 @@ START_TEST(commands_are_committed_at_once)
 	both_report(&b, 1, 1, "running");
 	turn(&b);
 	ck_assert_int_eq(controller_set_drained(b.controller, "n2", true, NULL), 0);
-	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, note_commit, &result));
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 0, note_commit, &result));
 	turn_held(&b);
 	ck_assert(store_is_busy(b.store));
 	/* A waiter that is added now waits for the next commit; one that is removed is not called. */
-	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, note_commit, &next));
-	commit_waiter_free(commit_waiter_create(b.controller, note_commit, NULL));
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 0, note_commit, &next));
+	commit_waiter_free(commit_waiter_create(b.controller, 0, note_commit, NULL));
 	commit_waiter_free(NULL);
 	ck_assert_int_eq(result, 1);
 	held_store_fail(b.held, 2);
@@ -582,6 +671,8 @@ int main(void)
 	tcase_add_test(c, a_submission_is_on_disk_before_it_is_answered_and_started);
 	tcase_add_test(c, a_repeated_submission_is_the_same_run);
 	tcase_add_test(c, a_submission_that_failed_can_be_repeated);
+	tcase_add_test(c, a_new_run_that_the_store_refuses_fails_alone);
+	tcase_add_test(c, a_change_that_the_store_refuses_is_kept);
 	tcase_add_test(c, a_placement_during_a_commit_is_not_in_its_answer);
 	tcase_add_test(c, commands_are_committed_at_once);
 	tcase_add_test(c, an_evicted_run_is_committed);

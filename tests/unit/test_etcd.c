@@ -172,7 +172,7 @@ static void take_key_away(struct bed *b)
 	_cleanup_json_ json_t *txn = etcd_txn_request("/nothing", 0), *answer = NULL;
 	struct error err = ERROR_INIT;
 
-	ck_assert_int_eq(etcd_txn_delete(txn, "/dtrain/controller"), 0);
+	ck_assert_int_eq(etcd_txn_delete(txn, "/dtrain/controller", NULL), 0);
 	ck_ok(etcd_call(b->etcd, "/v3/kv/txn", steal_pointer(txn), SECONDS, &answer, &err), &err);
 }
 
@@ -337,6 +337,83 @@ START_TEST(a_batch_is_there_whole_or_not_at_all)
 }
 END_TEST
 
+static int put_many(struct bed *b, int count, size_t bytes)
+{
+	_cleanup_json_ json_t *txn = etcd_txn_request("/nothing", 0), *answer = NULL;
+	_cleanup_free_ char *value = calloc(1, bytes + 1);
+	struct error err = ERROR_INIT;
+
+	memset(value, 'x', bytes);
+	for (int i = 0; i < count; i++) {
+		_cleanup_free_ char *key = str_printf("/k%d", i);
+
+		ck_assert_int_eq(etcd_txn_put(txn, key, value, 0), 0);
+	}
+	return etcd_call(b->etcd, "/v3/kv/txn", steal_pointer(txn), SECONDS, &answer, &err);
+}
+
+/* The words of etcd by which it is known. */
+START_TEST(what_etcd_does_not_take_is_too_large)
+{
+	struct bed b;
+
+	bed_open(&b);
+	ck_assert_int_eq(put_many(&b, 128, 1), 0);
+	ck_assert_int_eq(put_many(&b, 129, 1), -EMSGSIZE);
+	ck_assert_int_eq(put_many(&b, 1, 1500 * 1000), 0);
+	ck_assert_int_eq(put_many(&b, 1, 1600 * 1000), -EMSGSIZE);
+	ck_assert_int_eq(put_many(&b, 3, 1000 * 1000), -EMSGSIZE);
+	bed_close(&b);
+}
+END_TEST
+
+/* All have ended. Their entry has more bytes than a request may have; the next controller has all of them. */
+START_TEST(a_run_may_have_many_ranks)
+{
+	enum { RANKS = 65536 };
+	struct bed b;
+	struct election *e;
+	struct store *s;
+	_cleanup_(run_freep) struct run *r = fixture_run(1, 1), *again = NULL;
+	struct error err = ERROR_INIT;
+	size_t pieces;
+
+	bed_open(&b);
+	e = lead(&b, "n1");
+	s = open_store(&b, e, "n1");
+	ck_ok(store_insert(s, r, "{}", &err), &err);
+	r->ranks = calloc(RANKS, sizeof(*r->ranks));
+	for (r->rank_count = 0; r->rank_count < RANKS; r->rank_count++)
+		r->ranks[r->rank_count] = (struct run_rank){.rank = (int64_t)r->rank_count,
+		                                            .node = str_printf("n%zu", r->rank_count / 8),
+		                                            .state = RANK_EXITED,
+		                                            .exit_status = 1,
+		                                            .ended = 1764300000.125};
+	r->state = RUN_RUNNING;
+	store_update(s, r);
+	ck_ok(commit(s, &err), &err);
+	pieces = count_keys(&b, "pieces");
+	ck_assert_uint_gt(pieces, 15);
+	r->state = RUN_FAILED;
+	store_update(s, r);
+	ck_ok(commit(s, &err), &err);
+	ck_assert_uint_eq(count_keys(&b, "pieces"), pieces);
+	store_close(s);
+	election_close(e);
+
+	e = lead(&b, "n2");
+	s = open_store(&b, e, "n2");
+	ck_ok(store_get(s, r->id, &again, &err), &err);
+	ck_assert_int_eq(again->state, RUN_FAILED);
+	ck_assert_uint_eq(again->rank_count, RANKS);
+	for (size_t i = 0; i < RANKS; i++)
+		ck_assert_str_eq(again->ranks[i].node, r->ranks[i].node);
+	store_close(s);
+	election_close(e);
+	bed_close(&b);
+}
+END_TEST
+
 /* A member that answers each request with the same text, or with none. */
 struct gateway {
 	const char *answer;
@@ -403,6 +480,12 @@ static const struct {
 } answers[] = {
     {ANSWER("200", "{\"n\":1}"), 0, 0, NULL},
     {ANSWER("400", "{\"error\":\"no such key\"}"), -EREMOTEIO, 0, ": no such key"},
+    {ANSWER("400", "{\"error\":\"etcdserver: request is too large\"}"), -EMSGSIZE, 0,
+     ": etcdserver: request is"},
+    {ANSWER("400", "{\"error\":\"etcdserver: too many operations in txn request\"}"), -EMSGSIZE, 0,
+     "too many"},
+    {ANSWER("429", "{\"error\":\"grpc: received message larger than max (9 vs. 8)\"}"), -EMSGSIZE, 0,
+     "larger"},
     {ANSWER("499", ""), -EREMOTEIO, 0, ": it refuses the request"},
     {ANSWER("404", "{}"), -EREMOTEIO, 0, ": it refuses the request"},
     {ANSWER("500", "{}"), 0, 1, ": the answer is not that of a JSON gateway (status 500)"},
@@ -546,6 +629,8 @@ int main(void)
 	tcase_add_loop_test(real, the_next_controller_takes_up_what_there_is, 0, has_etcd());
 	tcase_add_loop_test(real, who_has_lost_the_key_commits_nothing, 0, has_etcd());
 	tcase_add_loop_test(real, a_batch_is_there_whole_or_not_at_all, 0, has_etcd());
+	tcase_add_loop_test(real, what_etcd_does_not_take_is_too_large, 0, has_etcd());
+	tcase_add_loop_test(real, a_run_may_have_many_ranks, 0, has_etcd());
 	tcase_add_loop_test(real, a_store_begins_with_the_member_that_has_elected_its_controller, 0,
 	                    has_etcd());
 	suite_add_tcase(s, real);

@@ -324,7 +324,7 @@ static int make_requests(void *context, struct error *err)
 	if (!txn)
 		return -ENOMEM;
 	if (etcd_txn_put(txn, "k", "v", 9) == 0)
-		done = etcd_txn_delete(txn, "l") == 0 ? 2 : 1;
+		done = etcd_txn_delete(txn, "l", NULL) == 0 ? 2 : 1;
 	/* What fails is not there in part. */
 	ck_assert_uint_eq(json_array_size(json_object_get(txn, "success")), (size_t)done);
 	return done == 2 ? 0 : -ENOMEM;

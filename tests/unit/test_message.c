@@ -404,7 +404,8 @@ START_TEST(requests_to_etcd_are_as_its_gateway_takes_them)
 {
 	_cleanup_json_ json_t *one = etcd_range_request("abc", NULL, 0),
 	                      *some = etcd_range_request("a", "b", 7);
-	_cleanup_json_ json_t *txn = etcd_txn_request("abc", 9007199254740993);
+	_cleanup_json_ json_t *txn = etcd_txn_request("abc", 9007199254740993),
+	                      *part = etcd_txn_request("b", 1);
 	_cleanup_json_ json_t *grant = etcd_lease_request(0, 5), *renewal = etcd_lease_request(-7, 0);
 
 	ck_json(one, "{\"key\":\"YWJj\"}");
@@ -413,12 +414,22 @@ START_TEST(requests_to_etcd_are_as_its_gateway_takes_them)
 	ck_json(renewal, "{\"ID\":\"-7\"}");
 	ck_assert_int_eq(etcd_txn_put(txn, "ab", "", 0), 0);
 	ck_assert_int_eq(etcd_txn_put(txn, "ab", "a", 8), 0);
-	ck_assert_int_eq(etcd_txn_delete(txn, "a"), 0);
+	ck_assert_int_eq(etcd_txn_delete(txn, "a", NULL), 0);
+	ck_assert_int_eq(etcd_txn_delete(txn, "a", "b"), 0);
 	ck_json(txn, "{\"compare\":[{\"target\":\"CREATE\",\"key\":\"YWJj\","
 	             "\"create_revision\":\"9007199254740993\"}],\"success\":["
 	             "{\"request_put\":{\"key\":\"YWI=\",\"value\":\"\"}},"
 	             "{\"request_put\":{\"key\":\"YWI=\",\"value\":\"YQ==\",\"lease\":\"8\"}},"
-	             "{\"request_delete_range\":{\"key\":\"YQ==\"}}]}");
+	             "{\"request_delete_range\":{\"key\":\"YQ==\"}},"
+	             "{\"request_delete_range\":{\"key\":\"YQ==\",\"range_end\":\"Yg==\"}}]}");
+	ck_assert_int_eq(etcd_txn_take(part, txn, 3), 0);
+	ck_assert_int_eq(etcd_txn_take(part, txn, 0), 0);
+	ck_assert_int_eq(etcd_txn_take(part, txn, 4), -ENOMEM);
+	ck_json(
+	    part,
+	    "{\"compare\":[{\"target\":\"CREATE\",\"key\":\"Yg==\",\"create_revision\":\"1\"}],\"success\":["
+	    "{\"request_delete_range\":{\"key\":\"YQ==\",\"range_end\":\"Yg==\"}},"
+	    "{\"request_put\":{\"key\":\"YWI=\",\"value\":\"\"}}]}");
 }
 END_TEST
 

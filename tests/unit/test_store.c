@@ -264,7 +264,7 @@ struct front {
 	int applied, copies_failed, closed;
 };
 
-static int front_apply(void *self, const struct store_batch *b, struct error *err)
+static int front_apply(void *self, struct store_batch *b, struct error *err)
 {
 	struct front *f = self;
 

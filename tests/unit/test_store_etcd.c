@@ -693,7 +693,7 @@ START_TEST(the_id_of_the_cluster_is_the_name_of_the_history)
 }
 END_TEST
 
-/* In the order of the calls: cluster, runs, origins, highest, drains, epochs. */
+/* In the order of the calls: cluster, runs, pieces, origins, highest, drains, epochs. */
 START_TEST(what_cannot_be_read_is_an_error)
 {
 	struct error err = ERROR_INIT;
@@ -735,7 +735,7 @@ static void put_drains(int count)
 /* In pages of 100 keys; where etcd refuses an answer of that size, in smaller ones. */
 static const struct {
 	int keys, refused;
-	int calls; /* 5 others, too */
+	int calls; /* 6 others, too */
 } pages[] = {{0, 0, 1}, {99, 0, 1}, {100, 0, 1}, {101, 0, 2}, {250, 0, 3}, {25, 1, 4}, {20, 1, 3}, {5, 2, 7}};
 
 START_TEST(all_pages_are_read)
@@ -749,9 +749,9 @@ START_TEST(all_pages_are_read)
 	elect("n1");
 	fake_etcd_calls(FAKE_RANGE);
 	fake_etcd_fail(&(struct fake_failure){
-	    .path = FAKE_RANGE, .skip = 4, .count = pages[_i].refused, .code = -EREMOTEIO});
+	    .path = FAKE_RANGE, .skip = 5, .count = pages[_i].refused, .code = -EREMOTEIO});
 	ck_ok(open_store("n1", &err), &err);
-	ck_assert_int_eq(fake_etcd_calls(FAKE_RANGE), 5 + pages[_i].calls);
+	ck_assert_int_eq(fake_etcd_calls(FAKE_RANGE), 6 + pages[_i].calls);
 	for (int i = 0; i < pages[_i].keys + 1; i++) {
 		_cleanup_free_ char *node = str_printf("n%03d", i);
 
@@ -768,7 +768,7 @@ START_TEST(a_refused_answer_of_one_key_is_an_error)
 
 	put_drains(5);
 	elect("n1");
-	fake_etcd_fail(&(struct fake_failure){.path = FAKE_RANGE, .skip = 4, .count = 3, .code = -EREMOTEIO});
+	fake_etcd_fail(&(struct fake_failure){.path = FAKE_RANGE, .skip = 5, .count = 3, .code = -EREMOTEIO});
 	ck_assert_int_eq(open_store("n1", &err), -EREMOTEIO);
 }
 END_TEST
@@ -885,6 +885,382 @@ START_TEST(without_memory_nothing_is_opened)
 }
 END_TEST
 
+/* Runs of many ranks. */
+
+/* All of them have ended, on nodes of 8 slots; each has all that a rank can have. */
+static void give_ranks(struct run *r, size_t count)
+{
+	message_free_list(&run_rank_message, r->ranks, r->rank_count);
+	r->ranks = calloc(count, sizeof(*r->ranks));
+	r->rank_count = count;
+	for (size_t i = 0; i < count; i++)
+		r->ranks[i] = (struct run_rank){.rank = (int64_t)i,
+		                                .node = str_printf("gpu-node%05zu", i / 8),
+		                                .slot = (int64_t)i % 8,
+		                                .state = RANK_EXITED,
+		                                .pid = 1000000 + (int64_t)i,
+		                                .exit_status = r->attempt,
+		                                .signal = strdup("SIGKILL"),
+		                                .ended = 1764300000.123456 + (double)i,
+		                                .stopped = true};
+}
+
+/* What the store of this machine has. */
+static void check_ranks(int64_t id, size_t count, int64_t attempt)
+{
+	_cleanup_(run_freep) struct run *back = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(store_get(store, id, &back, &err), &err);
+	ck_assert_int_eq(back->attempt, attempt);
+	ck_assert_uint_eq(back->rank_count, count);
+	for (size_t i = 0; i < count; i++) {
+		_cleanup_free_ char *node = str_printf("gpu-node%05zu", i / 8);
+
+		ck_assert_int_eq(back->ranks[i].rank, (int64_t)i);
+		ck_assert_str_eq(back->ranks[i].node, node);
+		ck_assert_int_eq(back->ranks[i].exit_status, attempt);
+		ck_assert_double_eq(back->ranks[i].ended, 1764300000.123456 + (double)i);
+	}
+}
+
+static int pieces_of(int64_t id)
+{
+	_cleanup_free_ char *prefix = str_printf("%s/", key_of("pieces", id));
+
+	return fake_etcd_count(prefix);
+}
+
+/* The next attempt, with so many ranks. */
+static void change(struct run *r, enum run_state state, size_t ranks)
+{
+	r->attempt++;
+	r->state = state;
+	give_ranks(r, ranks);
+	store_update(store, r);
+}
+
+static const size_t sizes[] = {1, 4000, 10240, 65536};
+
+START_TEST(a_run_may_have_many_ranks)
+{
+	struct run *r;
+
+	begin("n1");
+	r = insert(RUN_QUEUED, "{}");
+	commit_ok();
+	change(r, RUN_FAILED, sizes[_i]);
+	insert_many(1, RUN_QUEUED);
+	commit_ok();
+	check_ranks(1, sizes[_i], 1);
+	ck_assert(has_run(1) && has_run(2));
+	ck_assert_int_eq(pieces_of(1) > 0, sizes[_i] > 4000);
+	end();
+	begin("n2");
+	check_ranks(1, sizes[_i], 1);
+	check_ranks(2, 0, 0);
+	run_free(r);
+}
+END_TEST
+
+/* There are no others, whatever the run was before. */
+START_TEST(the_pieces_of_a_run_are_those_of_its_entry)
+{
+	struct run *r;
+	int pieces;
+
+	begin("n1");
+	r = insert(RUN_QUEUED, "{}");
+	change(r, RUN_RUNNING, 10240);
+	commit_ok();
+	pieces = pieces_of(1);
+	ck_assert_int_gt(pieces, 0);
+	change(r, RUN_RUNNING, 10240);
+	commit_ok();
+	ck_assert_int_eq(pieces_of(1), pieces);
+	/* Twice in a batch, and smaller in between. */
+	change(r, RUN_QUEUED, 1);
+	change(r, RUN_RUNNING, 20480);
+	commit_ok();
+	ck_assert_int_gt(pieces_of(1), pieces);
+	check_ranks(1, 20480, 4);
+	end();
+	begin("n2");
+	check_ranks(1, 20480, 4);
+	change(r, RUN_QUEUED, 1);
+	commit_ok();
+	ck_assert_int_eq(pieces_of(1), 0);
+	/* One that has ended takes its pieces along. */
+	change(r, RUN_FAILED, 10240);
+	commit_ok();
+	ck_assert_int_eq(pieces_of(1), pieces);
+	insert_many(500, RUN_FAILED);
+	commit_ok();
+	ck_assert(!has_run(1));
+	ck_assert_int_eq(fake_etcd_count("/dtrain/pieces/"), 0);
+	run_free(r);
+}
+END_TEST
+
+static void take_the_key(void)
+{
+	fake_etcd_remove(CONTROLLER);
+}
+
+/* The controller loses its place in front of one transaction after the other: the next one finds what the run
+ * was, or what it became, and removes what was written for nothing. */
+START_TEST(a_run_is_never_a_mixture)
+{
+	int found[] = {0, 0};
+	bool lost = true;
+
+	for (int i = 0; lost; i++) {
+		struct error err = ERROR_INIT;
+		struct run *r;
+		bool written;
+		int pieces;
+
+		begin("n1");
+		r = insert(RUN_QUEUED, "{}");
+		change(r, RUN_RUNNING, 10240);
+		commit_ok();
+		pieces = pieces_of(r->id);
+		change(r, RUN_RUNNING, 10240);
+		fake_etcd_fail(
+		    &(struct fake_failure){.path = FAKE_TXN, .skip = i, .count = 1, .before = take_the_key});
+		lost = commit().code < 0;
+		written = writes_of(r->id) == 3;
+		if (!lost)
+			ck_assert_int_eq(store_commit_epoch(store, &err), -ESTALE);
+		end();
+		begin("n2");
+		check_ranks(r->id, 10240, written ? 2 : 1);
+		ck_assert_int_eq(pieces_of(r->id), pieces);
+		found[written]++;
+		end();
+		run_free(r);
+	}
+	ck_assert_int_ge(found[0], 2);
+	ck_assert_int_ge(found[1], 2);
+	begin("n1");
+}
+END_TEST
+
+static const struct {
+	const char *run, *pieces[3]; /* of run 2: names and texts, by turns in one string */
+} damages[] = {
+    {"{\"version\":1,\"series\":7,\"pieces\":2,\"bytes\":102}", {"00000000000000000007/000000", NULL, NULL}},
+    {"{\"version\":1,\"series\":7,\"pieces\":1,\"bytes\":102}", {"00000000000000000008/000000", NULL, NULL}},
+    {"{\"version\":1,\"series\":7,\"pieces\":2,\"bytes\":102}",
+     {"00000000000000000007/000000", "00000000000000000007/000002", NULL}},
+    {"{\"version\":1,\"series\":7,\"pieces\":1,\"bytes\":9}", {"00000000000000000007/000000", NULL, NULL}},
+    {"{\"version\":1,\"series\":7,\"pieces\":0,\"bytes\":9}", {NULL, NULL, NULL}},
+    {"{\"version\":1,\"pieces\":1}", {"00000000000000000007/000000", NULL, NULL}},
+};
+
+/* It is left out, and the others are served. Pieces that it names are left, all others are removed. */
+START_TEST(a_run_without_all_of_its_pieces_is_left_out)
+{
+	struct error err = ERROR_INIT;
+	int64_t ids = 0;
+	int named = 0;
+
+	fake_etcd_put(key_of("runs", 1), ENTRY("1"));
+	fake_etcd_put(key_of("origins", 1), ORIGIN);
+	fake_etcd_put(key_of("runs", 2), damages[_i].run);
+	fake_etcd_put(key_of("origins", 2), ORIGIN);
+	fake_etcd_put(key_of("runs", 3), ENTRY("3"));
+	fake_etcd_put(key_of("origins", 3), ORIGIN);
+	for (size_t i = 0; i < 3 && damages[_i].pieces[i]; i++) {
+		_cleanup_free_ char *key = str_printf("%s/%s", key_of("pieces", 2), damages[_i].pieces[i]);
+
+		fake_etcd_put(key, ENTRY("2"));
+		named += str_starts(damages[_i].pieces[i], "00000000000000000007") && _i < 4;
+	}
+	fake_etcd_put("/dtrain/pieces/00000000000000000003/00000000000000000007/000000", ENTRY("3"));
+	fake_etcd_put("/dtrain/pieces/00000000000000000009/00000000000000000007/000000", ENTRY("9"));
+	begin("n1");
+	ck_ok(store_list(store, run_state_set("all"), 0, 100, count_run, &ids, &err), &err);
+	ck_assert_int_eq(ids, 31);
+	ck_assert_int_eq(fake_etcd_count("/dtrain/pieces/"), named);
+	ck_assert_ptr_nonnull(fake_etcd_value(key_of("runs", 2)));
+}
+END_TEST
+
+START_TEST(pieces_are_joined)
+{
+	static const char entry[] = ENTRY("2");
+	_cleanup_free_ char *named =
+	    str_printf("{\"version\":1,\"series\":7,\"pieces\":2,\"bytes\":%zu}", strlen(entry));
+	_cleanup_free_ char *first = strndup(entry, 11);
+	struct error err = ERROR_INIT;
+	int64_t ids = 0;
+
+	fake_etcd_put(key_of("runs", 2), named);
+	fake_etcd_put(key_of("origins", 2), ORIGIN);
+	fake_etcd_put("/dtrain/pieces/00000000000000000002/00000000000000000007/000000", first);
+	fake_etcd_put("/dtrain/pieces/00000000000000000002/00000000000000000007/000001", entry + 11);
+	begin("n1");
+	ck_ok(store_list(store, run_state_set("all"), 0, 100, count_run, &ids, &err), &err);
+	ck_assert_int_eq(ids, 2);
+	ck_assert_int_eq(pieces_of(2), 2);
+}
+END_TEST
+
+/* Of long ones fewer are kept, and always the newest. */
+START_TEST(runs_that_have_ended_take_so_many_bytes_at_most)
+{
+	enum { DETAIL = 10000 * 1000, KEPT = 6, LARGE = 70 };
+	_cleanup_free_ char *detail = calloc(1, (size_t)LARGE << 20);
+
+	memset(detail, 'x', DETAIL);
+	begin("n1");
+	insert_many(3, RUN_QUEUED);
+	for (int i = 0; i < KEPT + 2; i++) {
+		struct run *r = fixture_run(1, 1);
+		struct error err = ERROR_INIT;
+
+		r->state = RUN_FAILED;
+		set_text(&r->detail, detail);
+		ck_ok(store_insert(store, r, "{}", &err), &err);
+		commit_ok();
+		run_free(r);
+	}
+	ck_assert_int_eq(fake_etcd_count("/dtrain/runs/"), 3 + KEPT);
+	ck_assert(!has_run(5));
+	ck_assert(has_run(6));
+	ck_assert_int_eq(pieces_of(5), 0);
+	end();
+	/* The next controller counts them, too. */
+	begin("n2");
+	insert_many(1, RUN_FAILED);
+	commit_ok();
+	ck_assert_int_eq(fake_etcd_count("/dtrain/runs/"), 4 + KEPT);
+	memset(detail, 'x', ((size_t)LARGE << 20) - 1);
+	for (int i = 0; i < 2; i++) {
+		struct run *r = insert(RUN_QUEUED, "{}");
+
+		r->state = RUN_FAILED;
+		set_text(&r->detail, detail);
+		store_update(store, r);
+		commit_ok();
+		run_free(r);
+	}
+	ck_assert_int_eq(fake_etcd_count("/dtrain/runs/"), 3 + 1);
+	ck_assert(has_run(14));
+}
+END_TEST
+
+/* Runs of which etcd takes too little. */
+
+struct refusals {
+	struct error result;
+	bool refused[8]; /* by id */
+};
+
+static void note_refusals(void *context, int code, const struct error *err)
+{
+	struct refusals *got = context;
+
+	got->result = *err;
+	got->result.code = code;
+	for (int64_t id = 1; id < (int64_t)ARRAY_SIZE(got->refused); id++) {
+		const char *why = store_refusal(store, id);
+
+		got->refused[id] = why != NULL;
+		ck_assert(!why || strstr(why, "request is too large"));
+	}
+}
+
+static struct refusals commit_some(void)
+{
+	struct refusals got = {.result = ERROR_INIT};
+
+	store_commit(store, note_refusals, &got);
+	store_wait(store);
+	ck_ok(got.result.code, &got.result);
+	ck_assert_ptr_null(store_refusal(store, 2));
+	return got;
+}
+
+/* It is not there, or as it was before; the others are there. It is there as soon as etcd takes it. */
+START_TEST(a_run_that_etcd_refuses_stops_no_other)
+{
+	enum { LIMIT = 50 * 1000 };
+	_cleanup_free_ char *large = calloc(1, LIMIT + 1);
+	struct refusals got;
+	struct run *runs[3], *placed;
+	struct error err = ERROR_INIT;
+
+	memset(large, 'x', LIMIT);
+	begin("n1");
+	for (size_t i = 0; i < ARRAY_SIZE(runs); i++)
+		runs[i] = insert(RUN_QUEUED, "{}");
+	commit_ok();
+	fake_etcd_limit(LIMIT);
+	for (size_t i = 0; i < ARRAY_SIZE(runs); i++)
+		change(runs[i], RUN_RUNNING, i == 1 ? (_i ? 10240 : 1000) : 1);
+	placed = insert(RUN_QUEUED, large);
+	change(placed, RUN_STARTING, 1);
+	run_free(insert(RUN_QUEUED, "{}"));
+	ck_ok(store_set_drained(store, "n1", true, "a fan", &err), &err);
+	got = commit_some();
+	for (int64_t id = 1; id <= 5; id++)
+		ck_assert_int_eq(got.refused[id], id == 2 || id == 4);
+	check_ranks(1, 1, 1);
+	check_ranks(2, 0, 0);
+	check_ranks(3, 1, 1);
+	ck_assert_int_eq(store_get(store, 4, &placed, &err), -ENOENT);
+	ck_assert(has_run(1) && has_run(2) && has_run(3) && !has_run(4) && has_run(5));
+	ck_assert_int_eq(writes_of(1), 2);
+	ck_assert_int_eq(writes_of(2), 1);
+	ck_assert_str_eq(fake_etcd_value("/dtrain/drains/n1"), "a fan");
+	ck_assert(election_holds(election));
+	/* Again, and with no other. */
+	store_update(store, runs[1]);
+	ck_assert(commit_some().refused[2]);
+	fake_etcd_limit(LIMIT * 5);
+	store_update(store, runs[1]);
+	ck_assert(!commit_some().refused[2]);
+	check_ranks(2, runs[1]->rank_count, 1);
+	end();
+	begin("n2");
+	check_ranks(2, runs[1]->rank_count, 1);
+	for (size_t i = 0; i < ARRAY_SIZE(runs); i++)
+		run_free(runs[i]);
+}
+END_TEST
+
+/* Where the limits of etcd are lower than by default. */
+START_TEST(a_transaction_that_is_too_large_is_divided)
+{
+	enum { CONFIG = 100 * 1000 };
+	_cleanup_free_ char *large = calloc(1, CONFIG + 1);
+
+	memset(large, 'x', CONFIG);
+	begin("n1");
+	fake_etcd_limit(3 * CONFIG);
+	for (int i = 0; i < 9; i++)
+		run_free(insert(RUN_QUEUED, large));
+	commit_ok();
+	for (int64_t id = 1; id <= 9; id++)
+		ck_assert(has_run(id));
+	ck_assert_uint_le(fake_etcd_bytes_max(), 3 * CONFIG);
+}
+END_TEST
+
+/* What is of no run is needed. */
+START_TEST(a_refusal_of_what_is_of_no_run_fails_the_commit)
+{
+	begin("n1");
+	fake_etcd_limit(10);
+	insert_many(1, RUN_QUEUED);
+	ck_assert_int_eq(commit().code, -EMSGSIZE);
+	ck_assert_int_eq(fake_etcd_count("/dtrain/runs/"), 0);
+	ck_assert(election_holds(election));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("store_etcd");
@@ -911,12 +1287,22 @@ int main(void)
 	tcase_add_test(tc, a_refused_change_is_written_with_the_next_one);
 	tcase_add_test(tc, a_full_disk_ends_the_controller);
 	tcase_add_loop_test(tc, the_id_of_the_cluster_is_the_name_of_the_history, 0, ARRAY_SIZE(clusters));
-	tcase_add_loop_test(tc, what_cannot_be_read_is_an_error, 0, 6);
+	tcase_add_loop_test(tc, what_cannot_be_read_is_an_error, 0, 7);
 	tcase_add_test(tc, a_cluster_that_cannot_be_named_is_an_error);
 	tcase_add_loop_test(tc, all_pages_are_read, 0, ARRAY_SIZE(pages));
 	tcase_add_test(tc, a_refused_answer_of_one_key_is_an_error);
 	tcase_add_test(tc, what_cannot_be_understood_is_left_out);
 	tcase_add_loop_test(tc, no_number_is_given_again, 0, ARRAY_SIZE(numbers));
+	tcase_add_loop_test(tc, a_run_may_have_many_ranks, 0, ARRAY_SIZE(sizes));
+	tcase_add_test(tc, the_pieces_of_a_run_are_those_of_its_entry);
+	tcase_add_test(tc, a_run_is_never_a_mixture);
+	tcase_add_loop_test(tc, a_run_without_all_of_its_pieces_is_left_out, 0, ARRAY_SIZE(damages));
+	tcase_add_test(tc, pieces_are_joined);
+	tcase_add_test(tc, runs_that_have_ended_take_so_many_bytes_at_most);
+	tcase_add_loop_test(tc, a_run_that_etcd_refuses_stops_no_other, 0, 2);
+	tcase_add_test(tc, a_transaction_that_is_too_large_is_divided);
+	tcase_add_test(tc, a_refusal_of_what_is_of_no_run_fails_the_commit);
+	tcase_set_timeout(tc, 120);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
 }

@@ -49,7 +49,7 @@
 	X(device_info) X(node_list) X(device_list) X(node_drained) X(device_drained) X(run_view) \
 	X(run_list) X(run_accepted) X(run_event) X(submit_request) X(worker_event) X(service_version) \
 	X(runs_ended) X(foreign_stopped) X(prune_request) X(prune_answer) X(active_runs) X(node_fenced) X(local_runs) \
-	X(preflight_request) X(preflight_line) X(run_record) X(run_entry) X(run_origin) X(membership) \
+	X(preflight_request) X(preflight_line) X(run_record) X(run_entry) X(run_pieces) X(run_origin) X(membership) \
 	X(drain_list) X(known_clusters) X(metrics_report) X(metrics_mark) X(metrics_step)
 /* clang-format on */
 
@@ -278,6 +278,8 @@ static const struct sample {
     {"record of a run", pass_run_record, RUN_RECORD, "spares.0.slots", "spares.0.worked", "spares.0."},
     {"run in a shared store", pass_run_entry, ENTRY, "per_node", "state", ""},
     {"run in a shared store", pass_run_entry, ENTRY, "uid", "requeue", ""},
+    {"pieces of a run", pass_run_pieces, "{\"series\":7,\"pieces\":2,\"bytes\":150000}", "bytes", "pieces",
+     ""},
     {"origin of a run", pass_run_origin, ORIGIN, "config", "key", ""},
     {"command to dtrain-launch", pass_launch_command,
      "{\"stop\":2.5,\"acknowledge\":true,\"confirmed\":true,\"save\":20.5}", NULL, "stop", ""},

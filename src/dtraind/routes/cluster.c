@@ -96,7 +96,7 @@ static void set_drained(struct daemon *d, struct http_request *r, bool drained)
 			log_info("node %s is drained: %zu runs on it save, stop and are queued again",
 			         m->name, controller_evict_runs(d->controller, m->name));
 		reply_when_committed(
-		    d->controller, r, 200,
+		    d->controller, r, 0, 200,
 		    node_drained_encode(&(struct node_drained){m->name, member_state(m), m->drain_reason}));
 	}
 }
@@ -130,7 +130,7 @@ void route_fence(void *context, struct http_request *r)
 		http_reply_error(r, 404, "no-such-node", "there is no node %s in the hosts file", name);
 	else {
 		log_info("node %s is fenced: %lld lost parts of runs count as ended", name, (long long)count);
-		reply_when_committed(d->controller, r, 200,
+		reply_when_committed(d->controller, r, 0, 200,
 		                     node_fenced_encode(&(struct node_fenced){(char *)name, count}));
 	}
 }

@@ -45,13 +45,13 @@ static void on_committed(void *context, const struct error *err)
 	reply_free(reply);
 }
 
-void reply_when_committed(struct controller *c, struct http_request *r, int status, json_t *json)
+void reply_when_committed(struct controller *c, struct http_request *r, int64_t run, int status, json_t *json)
 {
 	struct reply *reply = calloc(1, sizeof(*reply));
 
 	if (reply) {
 		*reply = (struct reply){r, NULL, status, json};
-		reply->waiter = commit_waiter_create(c, on_committed, reply);
+		reply->waiter = commit_waiter_create(c, run, on_committed, reply);
 	}
 	if (!reply || !reply->waiter) {
 		json_decref(json);

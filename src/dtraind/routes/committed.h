@@ -9,5 +9,6 @@
 struct controller;
 
 /* After a change of the controller's: answers with it, or with 500 (store) where the store cannot be written.
- * Takes the reference. */
-void reply_when_committed(struct controller *c, struct http_request *r, int status, json_t *json);
+ * run: as commit_waiter_create has it. Takes the reference. */
+void reply_when_committed(struct controller *c, struct http_request *r, int64_t run, int status,
+                          json_t *json);

@@ -77,7 +77,10 @@ static void on_submit_closed(void *context)
 
 static void refuse_submission(struct http_request *r, const struct error *err)
 {
-	http_reply_error(r, 500, "store", "the run cannot be written down: %s", err->message);
+	if (err->code == -E2BIG)
+		http_reply_error(r, 413, "too-large", "%s", err->message);
+	else
+		http_reply_error(r, 500, "store", "the run cannot be written down: %s", err->message);
 }
 
 static void reply_accepted(struct http_request *r, int64_t id, enum run_state state)
@@ -116,8 +119,6 @@ static void submit(struct daemon *d, struct http_request *r, struct run *run, co
 		free(w);
 		if (code == -EDQUOT)
 			http_reply_error(r, 429, "too-many-runs", "%s", err.message);
-		else if (code == -E2BIG)
-			http_reply_error(r, 413, "too-large", "%s", err.message);
 		else
 			refuse_submission(r, &err);
 		return;
@@ -329,6 +330,7 @@ void route_cancel(void *context, struct http_request *r)
 	_cleanup_(run_freep) struct run *owned = NULL;
 	const struct run *run;
 	json_t *accepted;
+	int64_t id;
 
 	run = route_find_run(d->controller, r, true, &owned);
 	if (!run)
@@ -338,9 +340,10 @@ void route_cancel(void *context, struct http_request *r)
 		                 run_state_name(run->state));
 		return;
 	}
-	accepted = run_accepted_encode(&(struct run_accepted){run->id, RUN_STOPPING});
-	controller_cancel_run(d->controller, run->id);
-	reply_when_committed(d->controller, r, 202, accepted);
+	id = run->id;
+	accepted = run_accepted_encode(&(struct run_accepted){id, RUN_STOPPING});
+	controller_cancel_run(d->controller, id);
+	reply_when_committed(d->controller, r, id, 202, accepted);
 }
 
 /* A request for logs of a run that has no rank yet: it waits for the start. */
