@@ -70,7 +70,8 @@ int run_set_request(struct run *r, const struct run_config *config, struct error
 	if (!hosts || !hosts[0])
 		return 0;
 	r->hosts = str_list_copy(hosts);
-	return r->hosts ? 0 : error_oom(err);
+	r->found = calloc(1, sizeof(*r->found));
+	return r->hosts && r->found ? 0 : error_oom(err);
 }
 
 int run_new(const struct run_config *config, struct run **out, struct error *err)
@@ -226,6 +227,9 @@ void run_free(struct run *r)
 	run_clear_lost(r);
 	run_clear_spares(r);
 	str_list_free(r->hosts);
+	if (r->found)
+		sched_hosts_clear(r->found);
+	free(r->found);
 	message_free_list(&run_rank_message, r->ranks, r->rank_count);
 	json_decref(r->progress);
 	free(r->name);

@@ -83,8 +83,9 @@ struct run {
 	int64_t per_node;          /* with all_slots what its newest placement came to; 0: none yet */
 	bool all_slots;            /* every slot of each node */
 	enum slot_kind kind;
-	bool one_per_node; /* one rank a node, on all these slots */
-	char **hosts;      /* NULL-terminated; NULL: any */
+	bool one_per_node;         /* one rank a node, on all these slots */
+	char **hosts;              /* NULL-terminated; NULL: any */
+	struct sched_hosts *found; /* of the scheduler, with hosts */
 
 	/* The attempt under way. */
 	struct run_part *parts;

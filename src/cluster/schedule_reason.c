@@ -4,24 +4,9 @@
 
 #include <stdio.h>
 
-#include "base/str.h"
-
 static const char *plural(int64_t n, const char *one, const char *many)
 {
 	return n == 1 ? one : many;
-}
-
-static const char *unknown_host(const struct sched_node *nodes, size_t count, const struct sched_run *r)
-{
-	for (char *const *h = r->hosts; h && *h; h++) {
-		size_t i = 0;
-
-		while (i < count && !str_eq_host(nodes[i].name, *h))
-			i++;
-		if (i == count)
-			return *h;
-	}
-	return NULL;
 }
 
 static const char *kind_word(enum slot_kind kind)
@@ -47,15 +32,13 @@ static const char *slots_asked(const struct sched_run *r, const struct view *v, 
 }
 
 /* More than the cluster has, whatever happens. */
-static void say_too_much(struct sched_run *r, const struct view *v, const struct sched_node *nodes,
-                         size_t count)
+static void say_too_much(struct sched_run *r, const struct view *v)
 {
-	const char *strange = unknown_host(nodes, count, r);
 	char slots[64];
 
-	if ((int64_t)v->allowed < r->nodes && strange)
+	if ((int64_t)v->allowed < r->nodes && v->unknown)
 		snprintf(r->reason, sizeof(r->reason), "asks for host %s, which is not in the cluster",
-		         strange);
+		         v->unknown);
 	else if ((int64_t)v->allowed < r->nodes && r->hosts)
 		snprintf(r->reason, sizeof(r->reason), "asks for %lld nodes, but names %zu %s",
 		         (long long)r->nodes, v->allowed, plural(v->allowed, "host", "hosts"));
@@ -87,11 +70,10 @@ static void say_too_much(struct sched_run *r, const struct view *v, const struct
 }
 
 /* Why a run waits that could not run now even on empty nodes. */
-void reason_impossible(struct sched_run *r, const struct view *v, const struct sched_node *nodes,
-                       size_t count)
+void reason_impossible(struct sched_run *r, const struct view *v)
 {
 	if ((int64_t)v->allowed < r->nodes || (int64_t)v->large < r->nodes)
-		say_too_much(r, v, nodes, count);
+		say_too_much(r, v);
 	else if (v->need.unsettled && v->awaited)
 		snprintf(r->reason, sizeof(r->reason), "waits to hear from node %s, which may have GPUs",
 		         v->awaited->name);

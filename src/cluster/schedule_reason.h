@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Why a run waits, in words, and what the nodes are to it; of scheduler.c alone. */
+/* Why a run waits, in words, and what the nodes are to it; of the scheduler alone. */
 #pragma once
 
 #include "cluster/scheduler.h"
@@ -26,11 +26,11 @@ struct view {
 	/* A large node that is down or drained, as a whole or too many of its slots. */
 	const struct sched_node *out;
 	const struct sched_node *awaited;
+	const char *unknown; /* a host that it names, and that is not in the cluster; NULL: none */
 };
 
 /* These write the run's reason. It could not run now even on empty nodes. */
-void reason_impossible(struct sched_run *r, const struct view *v, const struct sched_node *nodes,
-                       size_t count);
+void reason_impossible(struct sched_run *r, const struct view *v);
 /* Too few nodes have enough free slots. */
 void reason_busy(struct sched_run *r, const struct view *v);
 /* It asks for more than a user may have at once; it has a user. */

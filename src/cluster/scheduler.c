@@ -2,150 +2,15 @@
 /* Which run goes where: first come, first served, all slots of a run at once or none. */
 #include "cluster/scheduler.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/cleanup.h"
-#include "base/str.h"
-#include "cluster/schedule_reason.h"
+#include "cluster/schedule_look.h"
 #include "cluster/topology.h"
-
-enum { SLOTS_MAX = 1024 }; /* of a node, where equal ones are looked for */
-
-static bool host_allowed(const struct sched_run *r, const char *name)
-{
-	if (!r->hosts)
-		return true;
-	for (char *const *h = r->hosts; *h; h++)
-		if (str_eq_host(*h, name))
-			return true;
-	return false;
-}
-
-static size_t free_slots(const struct sched_node *n)
-{
-	size_t k = 0;
-
-	for (size_t i = 0; i < n->slots; i++)
-		k += !n->taken[i];
-	return k;
-}
-
-/* Has it enough slots when empty? */
-static bool large(const struct sched_node *n, const struct need *need)
-{
-	if (n->kind != need->kind || need->per_node == 0)
-		return false;
-	return need->exact ? (int64_t)n->slots == need->per_node : (int64_t)n->slots >= need->per_node;
-}
-
-static bool usable(const struct sched_node *n, const struct sched_run *r, const struct need *need)
-{
-	return n->up && !n->drained && large(n, need) && (int64_t)(n->slots - n->broken) >= need->per_node &&
-	       host_allowed(r, n->name);
-}
-
-/* The most slots of a kind that so many nodes have in common, if the unknown ones have it too. */
-static int64_t common_slots(const struct sched_node *nodes, size_t count, const struct sched_run *r,
-                            enum slot_kind kind, size_t unknown)
-{
-	size_t with[SLOTS_MAX + 1] = {0};
-
-	for (size_t i = 0; i < count; i++)
-		if (nodes[i].kind == kind && nodes[i].slots <= SLOTS_MAX && host_allowed(r, nodes[i].name))
-			with[nodes[i].slots]++;
-	for (int64_t n = SLOTS_MAX; n > 0; n--)
-		if (with[n] > 0 && (int64_t)(with[n] + unknown) >= r->nodes)
-			return n;
-	return 0;
-}
-
-/* How many nodes of the kind have enough slots, and what that comes to for each. */
-static size_t holders(const struct sched_node *nodes, size_t count, const struct sched_run *r,
-                      enum slot_kind kind, size_t unknown, struct need *need)
-{
-	size_t n = 0;
-
-	*need = (struct need){.kind = kind, .per_node = r->per_node, .exact = r->per_node == 0};
-	if (need->exact)
-		need->per_node = common_slots(nodes, count, r, kind, unknown);
-	for (size_t i = 0; i < count; i++)
-		n += large(&nodes[i], need) && host_allowed(r, nodes[i].name);
-	return n;
-}
-
-/* Which kind, and how many a node. What is known decides; nodes that were never heard of do so only while
- * they are awaited, or where the run cannot do without them. */
-static struct need settle(const struct sched_node *nodes, size_t count, const struct sched_run *r)
-{
-	size_t unknown, awaited = 0, of_kind[] = {[SLOT_ANY] = 0, [SLOT_CPU] = 0, [SLOT_GPU] = 0}, gpus, cpus;
-	struct need gpu, cpu;
-	bool more_gpus;
-
-	for (size_t i = 0; i < count; i++) {
-		if (!host_allowed(r, nodes[i].name))
-			continue;
-		of_kind[nodes[i].kind]++;
-		awaited += nodes[i].kind == SLOT_ANY && nodes[i].awaited;
-	}
-	unknown = of_kind[SLOT_ANY];
-	gpus = holders(nodes, count, r, SLOT_GPU, 0, &gpu);
-	cpus = holders(nodes, count, r, SLOT_CPU, 0, &cpu);
-	if (r->kind != SLOT_CPU && (int64_t)gpus >= r->nodes)
-		return gpu;
-	if (r->kind == SLOT_ANY && awaited > 0) {
-		size_t more = holders(nodes, count, r, SLOT_GPU, awaited, &gpu) + awaited;
-
-		gpu.unsettled = (int64_t)more >= r->nodes;
-		if (gpu.unsettled)
-			return gpu;
-	}
-	if (r->kind != SLOT_GPU && (int64_t)cpus >= r->nodes)
-		return cpu;
-	gpus = holders(nodes, count, r, SLOT_GPU, unknown, &gpu);
-	cpus = holders(nodes, count, r, SLOT_CPU, unknown, &cpu);
-	/* Where it is too large for all nodes, it is so for those that there are. */
-	more_gpus = gpus != cpus ? gpus > cpus : of_kind[SLOT_GPU] > 0 && of_kind[SLOT_CPU] == 0;
-	return r->kind == SLOT_GPU || (r->kind == SLOT_ANY && more_gpus) ? gpu : cpu;
-}
-
-/* kept: nodes that a run before this one waits for; NULL: none. */
-static struct view look(const struct sched_node *nodes, size_t count, const bool *kept,
-                        const struct sched_run *r)
-{
-	struct view v = {.need = settle(nodes, count, r)};
-	bool gpus = false, cpus = false;
-
-	for (size_t i = 0; i < count; i++) {
-		const struct sched_node *n = &nodes[i];
-
-		if (!host_allowed(r, n->name))
-			continue;
-		v.allowed++;
-		gpus = gpus || n->kind == SLOT_GPU;
-		cpus = cpus || n->kind == SLOT_CPU;
-		if (n->kind == v.need.kind || r->kind == SLOT_ANY)
-			v.most = MAX(v.most, n->slots);
-		v.of_kind += n->kind == v.need.kind || n->kind == SLOT_ANY;
-		if (n->kind != SLOT_ANY && !large(n, &v.need))
-			continue;
-		v.large++;
-		if (n->kind == SLOT_ANY && n->awaited)
-			v.awaited = n;
-		if (!usable(n, r, &v.need)) {
-			v.out = n;
-			continue;
-		}
-		v.usable++;
-		if (kept && kept[i])
-			v.kept = true;
-		else if ((int64_t)free_slots(n) >= v.need.per_node)
-			v.fitting++;
-	}
-	v.mixed = r->kind == SLOT_ANY && gpus && cpus;
-	return v;
-}
 
 /* The slots that are kept for it. */
 static int64_t held_slots(const struct sched_run *r)
@@ -192,18 +57,25 @@ static bool waits_for_user(struct sched_run *r, const struct view *v)
 	return true;
 }
 
-bool schedule_possible(const struct sched_node *nodes, size_t count, struct sched_run *r)
+int schedule_possible(const struct sched_node *nodes, size_t count, struct sched_run *r, struct error *err)
 {
-	struct view v = look(nodes, count, NULL, r);
+	_cleanup_(sched_names_clear) struct sched_names names = {.nodes = nodes, .count = count};
+	_cleanup_(sched_hosts_clear) struct sched_hosts scratch = {0};
+	struct choice choice;
+	int code = sched_choose(&names, r, &scratch, &choice, err);
+	struct view v;
 
+	if (code < 0)
+		return code;
+	v = sched_look(&choice, NULL, r);
 	r->reason[0] = '\0';
 	if ((int64_t)v.large < r->nodes)
-		reason_impossible(r, &v, nodes, count);
+		reason_impossible(r, &v);
 	else if (is_above_limit(r, &v))
 		reason_above_limit(r, &v);
 	else
-		return true;
-	return false;
+		return 0;
+	return error_set(err, -ENODEV, "%s", r->reason);
 }
 
 struct candidate {
@@ -214,7 +86,7 @@ struct candidate {
 static int order_of(const struct sched_run *r, const char *node)
 {
 	for (size_t i = 0; i < r->held_count; i++)
-		if (str_eq_host(r->held[i].node, node))
+		if (strcasecmp(r->held[i].node, node) == 0)
 			return r->held[i].worked ? 0 : 1;
 	return 2;
 }
@@ -257,10 +129,10 @@ static void take_slots(struct sched_node *node, int64_t count, int *out)
 
 /* Those that are kept for it, then the fullest nodes that still fit, so that large ones stay whole for large
  * runs; ranks in file order. */
-static int place(struct sched_node *nodes, size_t count, const bool *kept, struct sched_run *r,
+static int place(struct sched_node *nodes, const struct choice *choice, const bool *kept, struct sched_run *r,
                  const struct need *need, int64_t wanted, struct error *err)
 {
-	_cleanup_free_ struct candidate *c = calloc(count, sizeof(*c));
+	_cleanup_free_ struct candidate *c = calloc(choice->count, sizeof(*c));
 	size_t n = 0;
 
 	r->per_node = need->per_node;
@@ -273,11 +145,12 @@ static int place(struct sched_node *nodes, size_t count, const bool *kept, struc
 		free(steal_pointer(r->slots));
 		return error_oom(err);
 	}
-	for (size_t i = 0; i < count; i++) {
-		size_t k = usable(&nodes[i], r, need) && !kept[i] ? free_slots(&nodes[i]) : 0;
+	for (size_t i = 0; i < choice->count; i++) {
+		const struct sched_node *node = choice_node(choice, i);
 
-		if (k > 0 && (int64_t)k >= r->per_node)
-			c[n++] = (struct candidate){i, k, order_of(r, nodes[i].name)};
+		if (sched_fits(choice, i, kept, need))
+			c[n++] = (struct candidate){choice_place(choice, i), sched_free_slots(node),
+			                            order_of(r, node->name)};
 	}
 	qsort(c, n, sizeof(*c), by_fit);
 	qsort(c, r->placed_nodes, sizeof(*c), by_node);
@@ -301,43 +174,130 @@ static int64_t size_of(const struct sched_run *r, const struct view *v)
 	return MAX(MIN((int64_t)v->fitting, most), r->nodes);
 }
 
-/* Places it on nodes that it does not avoid, where enough of them are free. */
-static int place_elsewhere(struct sched_node *nodes, size_t count, const bool *kept, struct sched_run *r,
-                           struct error *err)
-{
-	_cleanup_free_ bool *left_out = NULL;
-	struct view v, all;
+/* What the nodes are to runs that ask for the same: most of a long queue does. Valid until a run is placed,
+ * or keeps nodes that none before it has kept. */
+struct sight {
+	enum slot_kind kind;
+	int64_t per_node, nodes;
+	uint64_t digest; /* of the nodes that they name, */
+	size_t count;    /* and how many these are */
+	bool seen;       /* the view is there */
+	struct view view;
+	bool keeps; /* every node that such a run may use is kept */
+};
 
-	if (!r->avoid || !r->avoid[0])
+struct sights {
+	struct sight list[64]; /* those beyond are looked up each time */
+	size_t count;
+};
+
+/* What a pass over the queue works with. */
+struct pass {
+	struct sched_node *nodes;
+	struct sched_names names;
+	bool *kept;   /* nodes that runs before wait for */
+	bool *others; /* of a run for which some nodes are kept: those of them on which nothing is kept for it
+	               */
+	int64_t ahead;              /* the first run that waits for nodes that are kept */
+	struct sights *any, *named; /* of runs that may use any node, and of those that name many */
+	struct sched_hosts scratch, avoided;
+};
+
+static void forget_sights(struct pass *p)
+{
+	p->any->count = p->named->count = 0;
+}
+
+/* A run that names fewer nodes looks at these alone, which takes no longer than to find what others saw. */
+enum { FEW_NODES = 32 };
+
+/* NULL: some nodes are kept for it, or it names few, or there is no room. */
+static struct sight *find_sight(struct pass *p, const struct choice *c, const struct sched_run *r)
+{
+	struct sights *s = c->places ? p->named : p->any;
+	struct sight *x = s->list;
+
+	if ((c->places && c->count < FEW_NODES) || r->held_count > 0)
+		return NULL;
+	while (x < s->list + s->count &&
+	       (x->kind != r->kind || x->per_node != r->per_node || x->nodes != r->nodes ||
+	        x->digest != c->digest || x->count != c->count))
+		x++;
+	if (x == s->list + ARRAY_SIZE(s->list))
+		return NULL;
+	if (x == s->list + s->count) {
+		*x = (struct sight){.kind = r->kind,
+		                    .per_node = r->per_node,
+		                    .nodes = r->nodes,
+		                    .digest = c->digest,
+		                    .count = c->count};
+		s->count++;
+	}
+	return x;
+}
+
+static struct view look_once(struct sight *x, const struct choice *c, const bool *others,
+                             const struct sched_run *r)
+{
+	if (!x)
+		return sched_look(c, others, r);
+	if (!x->seen)
+		x->view = sched_look(c, others, r);
+	x->seen = true;
+	/* Those that name the same nodes may name different ones that are not there. */
+	x->view.unknown = c->unknown;
+	return x->view;
+}
+
+static bool is_choice(const struct choice *c, size_t place)
+{
+	return !c->places || sched_places_have(c->places, c->count, place);
+}
+
+/* Places it on nodes that it does not avoid, where enough of them are free. v: what the nodes are to it. */
+static int place_elsewhere(struct pass *p, const struct choice *choice, const bool *kept, struct sched_run *r,
+                           const struct view *v, struct error *err)
+{
+	struct view elsewhere = *v;
+	_cleanup_free_ bool *left_out = NULL;
+
+	if (!r->avoid || !r->avoid[0] || (int64_t)v->fitting < r->nodes)
 		return 0;
-	left_out = calloc(count + 1, sizeof(*left_out));
+	if (sched_hosts_find(&p->names, r->avoid, &p->avoided) < 0)
+		return error_oom(err);
+	for (size_t i = 0; i < p->avoided.count; i++)
+		elsewhere.fitting -=
+		    is_choice(choice, p->avoided.places[i]) &&
+		    sched_fits(&(struct choice){.nodes = p->nodes}, p->avoided.places[i], kept, &v->need);
+	/* It does not get smaller for that. */
+	if ((int64_t)elsewhere.fitting < r->nodes || size_of(r, &elsewhere) < size_of(r, v))
+		return 0;
+	left_out = calloc(p->names.count + 1, sizeof(*left_out));
 	if (!left_out)
 		return error_oom(err);
-	for (size_t i = 0; i < count; i++) {
-		left_out[i] = kept[i];
-		for (char *const *name = r->avoid; *name; name++)
-			left_out[i] = left_out[i] || str_eq_host(nodes[i].name, *name);
-	}
-	v = look(nodes, count, left_out, r);
-	if (v.need.unsettled || (int64_t)v.fitting < r->nodes)
-		return 0;
-	/* It does not get smaller for that. */
-	all = look(nodes, count, kept, r);
-	if (size_of(r, &v) < size_of(r, &all))
-		return 0;
-	return place(nodes, count, left_out, r, &v.need, size_of(r, &v), err);
+	memcpy(left_out, kept, p->names.count * sizeof(*kept));
+	for (size_t i = 0; i < p->avoided.count; i++)
+		left_out[p->avoided.places[i]] = true;
+	return place(p->nodes, choice, left_out, r, &v->need, size_of(r, &elsewhere), err);
 }
 
 int schedule_spare(struct sched_node *nodes, size_t node_count, const bool *has, struct sched_run *r,
                    struct error *err)
 {
-	struct view v = look(nodes, node_count, has, r);
+	_cleanup_(sched_names_clear) struct sched_names names = {.nodes = nodes, .count = node_count};
+	_cleanup_(sched_hosts_clear) struct sched_hosts scratch = {0};
+	struct choice choice;
+	int code = sched_choose(&names, r, &scratch, &choice, err);
+	struct view v;
 
 	r->placed = false;
+	if (code < 0)
+		return code;
+	v = sched_look(&choice, has, r);
 	if (v.need.unsettled || v.fitting < 1 ||
 	    (r->user && v.need.per_node > r->user->limit - r->user->held))
 		return 0;
-	return place(nodes, node_count, has, r, &v.need, 1, err);
+	return place(nodes, &choice, has, r, &v.need, 1, err);
 }
 
 /* What is kept for the run is free to it while it is placed. */
@@ -357,131 +317,81 @@ static void unkeep_held(const struct sched_node *nodes, size_t count, const stru
 			kept[i] = false;
 }
 
-/* What the nodes are to runs that ask for the same: most of a long queue does. Valid until a run is placed,
- * or keeps nodes that none before it has kept. */
-struct sight {
-	enum slot_kind kind;
-	int64_t per_node, nodes;
-	struct view view;
-	bool keeps; /* every node that such a run may use is kept */
-};
-
-struct sights {
-	struct sight list[64]; /* those beyond are looked up each time */
-	size_t count;
-};
-
-/* NULL: the run asks for nodes by name, or some are kept for it, or there is no room. */
-static struct sight *find_sight(struct sights *s, const struct sched_run *r)
-{
-	struct sight *x = s->list;
-
-	if (r->hosts || r->held_count > 0)
-		return NULL;
-	while (x < s->list + s->count &&
-	       (x->kind != r->kind || x->per_node != r->per_node || x->nodes != r->nodes))
-		x++;
-	if (x == s->list + ARRAY_SIZE(s->list))
-		return NULL;
-	if (x == s->list + s->count)
-		*x = (struct sight){.kind = r->kind, .per_node = r->per_node, .nodes = r->nodes};
-	return x;
-}
-
-static struct view look_once(struct sights *s, struct sight *x, const struct sched_node *nodes, size_t count,
-                             const bool *others, const struct sched_run *r)
-{
-	if (!x)
-		return look(nodes, count, others, r);
-	if (x == s->list + s->count) {
-		x->view = look(nodes, count, others, r);
-		s->count++;
-	}
-	return x->view;
-}
-
 /* It waits, and no run behind it gets a node that it may use. */
-static void keep(const struct sched_node *nodes, size_t count, bool *kept, const struct sched_run *r,
-                 const struct view *v, struct sights *s, struct sight *x)
+static void keep(struct pass *p, const struct choice *choice, const struct view *v, struct sight *x)
 {
 	bool more = false;
 
 	if (x && x->keeps)
 		return;
-	for (size_t i = 0; i < count; i++)
-		if (!kept[i] && usable(&nodes[i], r, &v->need))
-			more = kept[i] = true;
+	for (size_t i = 0; i < choice->count; i++)
+		if (!p->kept[choice_place(choice, i)] && sched_usable(choice_node(choice, i), &v->need))
+			more = p->kept[choice_place(choice, i)] = true;
 	if (more)
-		s->count = 0;
+		forget_sights(p);
 	else if (x)
 		x->keeps = true;
 }
 
-/* kept: nodes that runs before this one wait for; others: those of them on which nothing is kept for it.
- * *ahead: the first of these runs. */
-static int schedule_one(struct sched_node *nodes, size_t count, bool *kept, const bool *others,
-                        struct sights *sights, struct sched_run *r, int64_t *ahead, struct error *err)
+/* others: of the nodes that are kept those on which nothing is kept for it. */
+static int schedule_one(struct pass *p, const bool *others, struct sched_run *r, struct error *err)
 {
-	struct sight *sight = find_sight(sights, r);
-	struct view v = look_once(sights, sight, nodes, count, others, r);
-	int code;
+	struct choice choice;
+	struct sight *sight;
+	struct view v;
+	int code = sched_choose(&p->names, r, &p->scratch, &choice, err);
 
+	if (code < 0)
+		return code;
+	sight = find_sight(p, &choice, r);
+	v = look_once(sight, &choice, others, r);
 	if (v.need.unsettled || (int64_t)v.usable < r->nodes) {
-		reason_impossible(r, &v, nodes, count);
+		reason_impossible(r, &v);
 		return 0;
 	}
 	if (waits_for_user(r, &v))
 		return 0;
-	code = place_elsewhere(nodes, count, others, r, err);
+	code = place_elsewhere(p, &choice, others, r, &v, err);
 	if (code < 0 || r->placed)
 		return code;
 	if ((int64_t)v.fitting >= r->nodes)
-		return place(nodes, count, others, r, &v.need, size_of(r, &v), err);
+		return place(p->nodes, &choice, others, r, &v.need, size_of(r, &v), err);
 	if (v.kept)
-		snprintf(r->reason, sizeof(r->reason), "waits behind run %lld", (long long)*ahead);
+		snprintf(r->reason, sizeof(r->reason), "waits behind run %lld", (long long)p->ahead);
 	else
 		reason_busy(r, &v);
-	keep(nodes, count, kept, r, &v, sights, sight);
+	keep(p, &choice, &v, sight);
 	if (!v.kept)
-		*ahead = r->id;
+		p->ahead = r->id;
 	return 0;
 }
-
-/* What a pass over the queue works with. */
-struct pass {
-	struct sched_node *nodes;
-	size_t count;
-	bool *kept, *others;
-	struct sights *sights;
-	int64_t ahead;
-};
 
 static int try_one(struct pass *p, struct sched_run *r, struct error *err)
 {
 	bool held = r->held_count > 0;
+	size_t count = p->names.count;
 	int code;
 
 	if (held) {
-		memcpy(p->others, p->kept, p->count * sizeof(*p->kept));
-		unkeep_held(p->nodes, p->count, r, p->others);
-		offer_held(p->nodes, p->count, r, true);
-		p->sights->count = 0;
+		memcpy(p->others, p->kept, count * sizeof(*p->kept));
+		unkeep_held(p->nodes, count, r, p->others);
+		offer_held(p->nodes, count, r, true);
+		forget_sights(p);
 	}
-	code = schedule_one(p->nodes, p->count, p->kept, held ? p->others : p->kept, p->sights, r, &p->ahead,
-	                    err);
+	code = schedule_one(p, held ? p->others : p->kept, r, err);
 	if (code < 0)
 		return code;
 	if (r->placed)
-		p->sights->count = 0;
+		forget_sights(p);
 	else
-		offer_held(p->nodes, p->count, r, false);
+		offer_held(p->nodes, count, r, false);
 	return 0;
 }
 
 static void begin_pass(struct pass *p)
 {
-	memset(p->kept, 0, p->count * sizeof(*p->kept));
-	p->sights->count = 0;
+	memset(p->kept, 0, p->names.count * sizeof(*p->kept));
+	forget_sights(p);
 	p->ahead = 0;
 }
 
@@ -498,7 +408,7 @@ static int schedule_before(struct pass *p, struct sched_run *queue, size_t count
 			queue[q].user->waiting = 0;
 		if (queue[q].placed || queue[q].held_count == 0)
 			continue;
-		offer_held(p->nodes, p->count, &queue[q], true);
+		offer_held(p->nodes, p->names.count, &queue[q], true);
 		end = q + 1;
 	}
 	begin_pass(p);
@@ -518,31 +428,48 @@ static int schedule_before(struct pass *p, struct sched_run *queue, size_t count
 	return 0;
 }
 
-int schedule_some(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
-                  size_t most, size_t *done, struct error *err)
+static int run_pass(struct pass *p, struct sched_run *queue, size_t count, size_t most, size_t *done,
+                    struct error *err)
 {
-	_cleanup_free_ bool *kept = calloc(node_count + 1, sizeof(*kept)),
-	                    *others = calloc(node_count + 1, sizeof(*others));
-	_cleanup_free_ struct sights *sights = calloc(1, sizeof(*sights));
-	struct pass pass = {nodes, node_count, kept, others, sights, 0};
 	size_t placed = 0;
 
-	*done = 0;
-	if (!kept || !others || !sights)
-		return error_oom(err);
 	for (size_t q = 0; q < count && placed < most; q++) {
 		struct sched_run *r = &queue[q];
 		int code;
 
 		r->placed = false;
 		r->reason[0] = '\0';
-		code = try_one(&pass, r, err);
+		code = try_one(p, r, err);
 		if (code < 0)
 			return code;
 		placed += r->placed;
 		*done = q + 1;
 	}
-	return *done == count ? schedule_before(&pass, queue, count, err) : 0;
+	return *done == count ? schedule_before(p, queue, count, err) : 0;
+}
+
+int schedule_some(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,
+                  size_t most, size_t *done, struct error *err)
+{
+	_cleanup_free_ bool *kept = calloc(node_count + 1, sizeof(*kept)),
+	                    *others = calloc(node_count + 1, sizeof(*others));
+	_cleanup_free_ struct sights *sights = calloc(2, sizeof(*sights));
+	struct pass pass = {.nodes = nodes,
+	                    .names = {.nodes = nodes, .count = node_count},
+	                    .kept = kept,
+	                    .others = others,
+	                    .any = sights,
+	                    .named = sights + 1};
+	int code;
+
+	*done = 0;
+	if (!kept || !others || !sights)
+		return error_oom(err);
+	code = run_pass(&pass, queue, count, most, done, err);
+	sched_names_clear(&pass.names);
+	sched_hosts_clear(&pass.scratch);
+	sched_hosts_clear(&pass.avoided);
+	return code;
 }
 
 int schedule(struct sched_node *nodes, size_t node_count, struct sched_run *queue, size_t count,

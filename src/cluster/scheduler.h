@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "cluster/schedule_hosts.h"
 #include "wire/run_record.h"
 
 enum slot_kind {
@@ -61,6 +62,9 @@ struct sched_run {
 	int64_t per_node;
 	enum slot_kind kind;
 	char *const *hosts; /* NULL-terminated; NULL: any */
+	/* Kept for the next pass, with the names in hosts; NULL: the nodes that they name are found in each
+	 * pass. */
+	struct sched_hosts *found;
 	char *const *avoid; /* nodes that it gets only where it cannot be placed now without them; the same */
 	/* Out: where it goes, or why it waits. */
 	bool placed;
@@ -71,9 +75,11 @@ struct sched_run {
 	char reason[200];
 };
 
-/* Could it run if all nodes were up and empty, and its user had no other run? False: its reason says why
- * not. Of the nodes name, slots, kind and awaited count alone; taken may be NULL where none is up. */
-bool schedule_possible(const struct sched_node *nodes, size_t node_count, struct sched_run *r);
+/* Could it run if all nodes were up and empty, and its user had no other run? -ENODEV: no, and its reason
+ * says why not. Of the nodes name, slots, kind and awaited count alone; taken may be NULL where none is up.
+ */
+int schedule_possible(const struct sched_node *nodes, size_t node_count, struct sched_run *r,
+                      struct error *err);
 /* One more spare for a run under way, whose nodes are those that `has` says; nodes = most = 1, and per_node
  * is what the others have. */
 int schedule_spare(struct sched_node *nodes, size_t node_count, const bool *has, struct sched_run *r,

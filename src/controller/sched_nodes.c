@@ -112,5 +112,6 @@ struct sched_run sched_run_of(const struct run *r, struct sched_user *user)
 	                          .per_node = r->all_slots ? 0 : r->per_node,
 	                          .kind = r->kind,
 	                          .hosts = r->hosts,
+	                          .found = r->found,
 	                          .avoid = r->retries.record.avoid};
 }

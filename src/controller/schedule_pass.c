@@ -58,12 +58,12 @@ int schedule_pass_check(struct controller *c, const struct run *r, struct error 
 	_cleanup_free_ struct sched_node *nodes = sched_nodes_capacity(c);
 	struct sched_user user;
 	struct sched_run asked = sched_run_of(r, user_limits_alone(c, r, &user) ? &user : NULL);
+	int code;
 
 	if (!nodes)
 		return error_oom(err);
-	if (schedule_possible(nodes, members_count(c->members), &asked))
-		return 0;
-	return error_set(err, -ENODEV, "the run %s", asked.reason);
+	code = schedule_possible(nodes, members_count(c->members), &asked, err);
+	return code == -ENODEV ? error_set(err, code, "the run %s", asked.reason) : code;
 }
 
 /* A run that waits for a lost part says so, once the time before its next attempt has passed. */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scheduler as a table: nodes and a queue as text, and the expected result. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"
 #include "cluster/scheduler.h"
+#include "naive_scheduler.h"
 #include "unit.h"
 
 /* One case of the scheduler in words. nodes: "n1:UUTD" (U free, T taken, D drained; none: never heard of),
@@ -212,12 +214,13 @@ START_TEST(impossible_runs)
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		char node_text[100], run_text[100], *hosts[1][4];
+		struct error err = ERROR_INIT;
 		struct sched_node nodes[4];
 		struct sched_run r;
 		size_t n = parse_nodes(cases[i].nodes, nodes, node_text);
 
 		parse_queue(cases[i].run, &r, run_text, hosts);
-		ck_assert_int_eq(schedule_possible(nodes, n, &r), !cases[i].reason);
+		ck_assert_int_eq(schedule_possible(nodes, n, &r, &err), cases[i].reason ? -ENODEV : 0);
 		ck_assert_str_eq(r.reason, cases[i].reason ? cases[i].reason : "");
 		while (n > 0)
 			free(nodes[--n].taken);
@@ -277,21 +280,25 @@ START_TEST(nodes_are_avoided_where_others_suffice)
 {
 	static const struct {
 		struct sched_case c;
-		const char *avoid;
+		const char *avoid[2];
 	} cases[] = {
-	    {{"a:U b:U", "1:1x1", "1=b[0]"}, "a"},
-	    {{"a:U b:U", "1:1x1", "1=b[0]"}, "A"},
-	    {{"a:U b:T", "1:1x1", "1=a[0]"}, "a"},
-	    {{"a:U b:U c:U", "1:2x1", "1=b[0]+c[0]"}, "a"},
-	    {{"a:U b:U c:T", "1:2x1", "1=a[0]+b[0]"}, "a"},
-	    {{"a:U b:U c:U", "1:3x1", "1=a[0]+b[0]+c[0]"}, "a"},
-	    {{"a:UU b:UT", "1:1x2", "1=a[0,1]"}, "a"},
+	    {{"a:U b:U", "1:1x1", "1=b[0]"}, {"a"}},
+	    {{"a:U b:U", "1:1x1", "1=b[0]"}, {"A"}},
+	    {{"a:U b:T", "1:1x1", "1=a[0]"}, {"a"}},
+	    {{"a:U b:U c:U", "1:2x1", "1=b[0]+c[0]"}, {"a"}},
+	    {{"a:U b:U c:T", "1:2x1", "1=a[0]+b[0]"}, {"a"}},
+	    {{"a:U b:U c:U", "1:3x1", "1=a[0]+b[0]+c[0]"}, {"a"}},
+	    {{"a:UU b:UT", "1:1x2", "1=a[0,1]"}, {"a"}},
+	    /* One that it may not use anyway, and one twice. */
+	    {{"a:U b:U c:U d:U", "1:2x1@a,b,c", "1=b[0]+c[0]"}, {"a", "d"}},
+	    {{"a:U b:U c:U", "1:2x1", "1=b[0]+c[0]"}, {"a", "A"}},
+	    {{"a:U b:U c:U", "1:2x1", "1=b[0]+c[0]"}, {"a", "x"}},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		const struct sched_case *c = &cases[i].c;
 		char nodes_text[256], queue_text[256], *hosts[8][4];
-		char *avoid[] = {(char *)cases[i].avoid, NULL};
+		char *avoid[] = {(char *)cases[i].avoid[0], (char *)cases[i].avoid[1], NULL};
 		struct sched_node nodes[8];
 		struct sched_run queue[8];
 		struct error err = ERROR_INIT;
@@ -394,10 +401,11 @@ START_TEST(a_run_above_the_limit_of_its_user_is_impossible)
 	bool taken[4] = {true, true, true, true};
 	struct sched_node node = {.name = "a", .up = true, .slots = 4, .taken = taken, .kind = SLOT_CPU};
 	struct sched_run r = {.id = 1, .user = &user, .nodes = 1, .per_node = 3};
+	struct error err = ERROR_INIT;
 
-	ck_assert(schedule_possible(&node, 1, &r));
+	ck_ok(schedule_possible(&node, 1, &r, &err), &err);
 	r.per_node = 4;
-	ck_assert(!schedule_possible(&node, 1, &r));
+	ck_assert_int_eq(schedule_possible(&node, 1, &r, &err), -ENODEV);
 	ck_assert_str_eq(
 	    r.reason, "asks for 4 slots; the runs of a user may have 3 at once (user_slots of dtraind.conf)");
 }
@@ -695,6 +703,260 @@ START_TEST(a_range_does_not_get_smaller_to_avoid_a_node)
 }
 END_TEST
 
+/* Random histories, beside the scheduler that has no shortcuts. */
+
+enum { NODES = 40, RUNS = 60, NAMED_MAX = NODES + 1, SLOTS = 4, USERS = 3, PASSES = 6 };
+
+/* What one of the two schedulers works on; the other one has a copy. */
+struct world {
+	struct sched_node nodes[NODES];
+	bool taken[NODES][SLOTS];
+	int64_t kept_for[NODES][SLOTS];
+	struct sched_user users[USERS];
+	struct sched_run queue[RUNS];
+	size_t nodes_count, runs;
+};
+
+struct history {
+	unsigned seed;
+	char names[2][NODES + 2][8]; /* in two spellings; the last two are of no node */
+	size_t order[NODES];         /* which of them is which node's */
+	char *hosts[RUNS][NAMED_MAX + 1];
+	char *avoid[RUNS][4];
+	struct spare_record held[RUNS];
+	int64_t held_slots[RUNS][SLOTS];
+	struct sched_hosts found[RUNS];
+	struct world fast, naive;
+};
+
+static int roll(struct history *h, int sides)
+{
+	return rand_r(&h->seed) % sides;
+}
+
+static void name_hosts(struct history *h, char **list, size_t most)
+{
+	size_t count = 1 + (size_t)roll(h, (int)most);
+
+	for (size_t i = 0; i < count; i++)
+		list[i] = h->names[roll(h, 2)][roll(h, NODES + (roll(h, 10) == 0 ? 2 : 0))];
+	list[count] = NULL;
+}
+
+/* All nodes but a few, and at times one that is not there. */
+static void name_most_hosts(struct history *h, char **list)
+{
+	size_t count = 0, without = (size_t)roll(h, NODES);
+
+	for (size_t i = 0; i < NODES; i++)
+		if (i != without && i != (without + 1) % NODES)
+			list[count++] = h->names[roll(h, 2)][i];
+	if (roll(h, 3) == 0)
+		list[count++] = h->names[0][NODES + roll(h, 2)];
+	list[count] = NULL;
+}
+
+/* The ways to ask are few, so that many runs share one. */
+static void make_run(struct history *h, size_t q)
+{
+	struct sched_run *r = &h->fast.queue[q];
+
+	*r = (struct sched_run){
+	    .id = (int64_t)q + 1, .nodes = 1 + roll(h, 4), .working = 1, .kind = roll(h, 3)};
+	r->most = r->nodes + (roll(h, 3) ? 0 : roll(h, 3));
+	r->spares = roll(h, 6) ? 0 : 1;
+	r->per_node = roll(h, SLOTS + 1);
+	r->user = roll(h, 3) ? NULL : &h->fast.users[roll(h, USERS)];
+	free(h->found[q].places);
+	h->found[q] = (struct sched_hosts){0};
+	if (roll(h, 2)) {
+		if (roll(h, 2)) {
+			name_most_hosts(h, h->hosts[q]);
+			r->nodes = r->most = roll(h, 2) ? 4 : NODES - 1;
+			r->per_node = 2;
+			r->kind = SLOT_ANY;
+		} else
+			name_hosts(h, h->hosts[q], 4);
+		r->hosts = h->hosts[q];
+		r->found = roll(h, 4) ? &h->found[q] : NULL;
+	}
+	if (roll(h, 3) == 0) {
+		name_hosts(h, h->avoid[q], 3);
+		if (r->hosts && roll(h, 2))
+			h->avoid[q][0] = h->hosts[q][0];
+		r->avoid = h->avoid[q];
+	}
+}
+
+/* Some slots of a node, if it has any that are free. */
+static void keep_for(struct history *h, size_t q)
+{
+	size_t node = (size_t)roll(h, (int)h->fast.nodes_count);
+	struct sched_node *n = &h->fast.nodes[node];
+	struct spare_record *held = &h->held[q];
+
+	*held =
+	    (struct spare_record){.node = (char *)n->name, .slots = h->held_slots[q], .worked = roll(h, 2)};
+	for (size_t k = 0; k < n->slots; k++) {
+		if (n->taken[k])
+			continue;
+		n->taken[k] = true;
+		n->kept_for[k] = h->fast.queue[q].id;
+		held->slots[held->slot_count++] = (int64_t)k;
+	}
+	if (held->slot_count == 0)
+		return;
+	h->fast.queue[q].held = held;
+	h->fast.queue[q].held_count = 1;
+}
+
+static void change_nodes(struct history *h)
+{
+	struct world *w = &h->fast;
+
+	w->nodes_count = 1 + (size_t)roll(h, NODES);
+	memset(w->kept_for, 0, sizeof(w->kept_for));
+	for (size_t i = 0; i < w->nodes_count; i++) {
+		size_t slots = 1 + (size_t)roll(h, SLOTS);
+
+		w->nodes[i] = (struct sched_node){.name = h->names[0][h->order[i]],
+		                                  .up = roll(h, 8),
+		                                  .drained = !roll(h, 10),
+		                                  .slots = slots,
+		                                  .kind = roll(h, 3) ? SLOT_GPU : roll(h, 3),
+		                                  .awaited = roll(h, 2)};
+		if (w->nodes[i].kind == SLOT_ANY)
+			w->nodes[i].slots = 0;
+		for (size_t k = 0; k < slots; k++)
+			w->taken[i][k] = roll(h, 3) == 0;
+		w->nodes[i].broken = roll(h, 10) ? 0 : w->taken[i][0];
+	}
+}
+
+/* Two nodes change places, which no run is told. */
+static void swap_nodes(struct history *h)
+{
+	size_t a = (size_t)roll(h, NODES), b = (size_t)roll(h, NODES), order = h->order[a];
+
+	h->order[a] = h->order[b];
+	h->order[b] = order;
+}
+
+static void point(struct world *w, const struct world *from)
+{
+	for (size_t i = 0; i < w->nodes_count; i++) {
+		w->nodes[i].taken = w->taken[i];
+		w->nodes[i].kept_for = w->kept_for[i];
+	}
+	for (size_t q = 0; q < w->runs; q++) {
+		if (w->queue[q].user)
+			w->queue[q].user = &w->users[w->queue[q].user - from->users];
+		w->queue[q].chosen = NULL;
+		w->queue[q].slots = NULL;
+	}
+}
+
+static void compare_worlds(const struct history *h)
+{
+	const struct world *a = &h->fast, *b = &h->naive;
+
+	for (size_t q = 0; q < a->runs; q++) {
+		const struct sched_run *x = &a->queue[q], *y = &b->queue[q];
+		size_t n = (size_t)(x->placed_nodes + x->placed_spares);
+
+		ck_assert_int_eq(x->placed, y->placed);
+		ck_assert_str_eq(x->reason, y->reason);
+		if (!x->placed)
+			continue;
+		ck_assert_int_eq(x->placed_nodes, y->placed_nodes);
+		ck_assert_int_eq(x->placed_spares, y->placed_spares);
+		ck_assert_int_eq(x->per_node, y->per_node);
+		ck_assert_mem_eq(x->chosen, y->chosen, n * sizeof(*x->chosen));
+		ck_assert_mem_eq(x->slots, y->slots, n * (size_t)x->per_node * sizeof(*x->slots));
+	}
+	ck_assert_mem_eq(a->taken, b->taken, sizeof(a->taken));
+	ck_assert_mem_eq(a->kept_for, b->kept_for, sizeof(a->kept_for));
+	for (size_t u = 0; u < USERS; u++) {
+		ck_assert_int_eq(a->users[u].held, b->users[u].held);
+		ck_assert_int_eq(a->users[u].waiting, b->users[u].waiting);
+	}
+}
+
+static void free_placed(struct world *w)
+{
+	for (size_t q = 0; q < w->runs; q++) {
+		free(w->queue[q].chosen);
+		free(w->queue[q].slots);
+	}
+}
+
+/* A pass of each; returns how many runs were placed. */
+static int pass_of_both(struct history *h)
+{
+	size_t most = roll(h, 4) ? RUNS : 1 + (size_t)roll(h, 5), done, naive_done;
+	struct error err = ERROR_INIT;
+	int placed = 0;
+
+	point(&h->fast, &h->fast);
+	for (size_t u = 0; u < USERS; u++)
+		h->fast.users[u] =
+		    (struct sched_user){.name = "ann", .limit = 4 + roll(h, 20), .held = roll(h, 8)};
+	for (size_t q = 0; q < h->fast.runs; q++) {
+		h->fast.queue[q].held_count = 0;
+		if (roll(h, 8) == 0)
+			keep_for(h, q);
+	}
+	h->naive = h->fast;
+	point(&h->naive, &h->fast);
+	ck_ok(
+	    schedule_some(h->fast.nodes, h->fast.nodes_count, h->fast.queue, h->fast.runs, most, &done, &err),
+	    &err);
+	ck_ok(naive_schedule_some(h->naive.nodes, h->naive.nodes_count, h->naive.queue, h->naive.runs, most,
+	                          &naive_done, &err),
+	      &err);
+	ck_assert_uint_eq(done, naive_done);
+	compare_worlds(h);
+	for (size_t q = 0; q < h->fast.runs; q++)
+		placed += h->fast.queue[q].placed;
+	free_placed(&h->fast);
+	free_placed(&h->naive);
+	return placed;
+}
+
+START_TEST(shortcuts_change_nothing)
+{
+	struct history *h = calloc(1, sizeof(*h));
+	int placed = 0;
+
+	h->seed = (unsigned)_i + 1;
+	for (int i = 0; i < NODES + 2; i++) {
+		snprintf(h->names[i % 2][i], sizeof(h->names[0][i]), "n%d", i);
+		snprintf(h->names[1 - i % 2][i], sizeof(h->names[0][i]), "N%d", i);
+	}
+	for (size_t i = 0; i < NODES; i++)
+		h->order[i] = i;
+	for (int k = 0; k < 20; k++) {
+		h->fast.runs = 1 + (size_t)roll(h, RUNS);
+		for (size_t q = 0; q < h->fast.runs; q++)
+			make_run(h, q);
+		for (int p = 0; p < PASSES; p++) {
+			if (roll(h, 2))
+				swap_nodes(h);
+			change_nodes(h);
+			placed += pass_of_both(h);
+			/* What was placed asks for something else the next time. */
+			for (size_t q = 0; q < h->fast.runs; q++)
+				if (h->fast.queue[q].placed)
+					make_run(h, q);
+		}
+	}
+	ck_assert_int_gt(placed, 0);
+	for (size_t q = 0; q < RUNS; q++)
+		sched_hosts_clear(&h->found[q]);
+	free(h);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("scheduler");
@@ -713,6 +975,7 @@ int main(void)
 	tcase_add_loop_test(c, what_is_kept_is_enough_above_the_limit, 0, 2);
 	tcase_add_loop_test(c, a_range_does_not_get_smaller_to_avoid_a_node, 0, 2);
 	tcase_add_loop_test(c, a_spare_is_found_within_the_limit, 0, ARRAY_SIZE(spare_cases));
+	tcase_add_loop_test(c, shortcuts_change_nothing, 0, 40);
 	suite_add_tcase(s, c);
 	return unit_run(s);
 }
