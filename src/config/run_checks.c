@@ -26,9 +26,9 @@ static int check_generate(const struct run_config *c, const char *where, struct 
 	if (!c->generate.prompt && !c->generate.prompts)
 		return need(NULL, where, "generate.prompt", "give the text to go on from", err);
 	if (str_eq(c->train.precision, "fp8"))
-		return error_set(err, -EINVAL,
-		                 "%s: train.precision: \"fp8\" is for training; expected auto, fp32 or bf16",
-		                 where);
+		return error_set(
+		    err, -EINVAL,
+		    "%s: train.precision: \"fp8\" is for training; expected auto, fp32, bf16 or fp16", where);
 	for (char **s = c->generate.stop; s && *s; s++)
 		if (!**s)
 			return error_set(err, -EINVAL, "%s: generate.stop: an empty string ends every text",

@@ -38,7 +38,7 @@ int cmd_generate(struct client *client, int argc, char **argv)
 	     "prompts of the file that are continued at once; default: 8"},
 	    {0, "seed", OPTION_STRING, &seed, "N", "of the choices; default: 42"},
 	    {0, "tokenizer", OPTION_STRING, &tokenizer, "DIRECTORY", "default: the model's"},
-	    {0, "precision", OPTION_STRING, &precision, "auto|fp32|bf16", "default: auto"},
+	    {0, "precision", OPTION_STRING, &precision, "auto|fp32|bf16|fp16", "default: auto"},
 	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "any key of a run file; again for more"},
 	};
 	const struct usage usage = {"generate",

@@ -48,16 +48,18 @@ compare dora fp32 16 2e-5 '' '"lora": {"rank": 4, "dora": true, "dropout": 0.1, 
 compare dora-host bf16 16 1e-2 '' '"lora": {"rank": 4, "dora": true, "modules_to_save": ["norm"]}, "parallel": {"offload": "all"}'
 compare four-host fp32 16 2e-5 '' '"lora": {"rank": 4, "quantize": "nf4"}, "parallel": {"offload": "all", "prefetch": 0}'
 
-for engine in cpu simt; do
-	worker=${!engine}
-	cat >"$tmp/generate.json" <<-EOT
-		{"task": "generate", "model": {"path": "$tmp/fp32-cpu"},
-		 "generate": {"prompt": "The licence of this work", "max_new_tokens": 60, "temperature": 0}}
-	EOT
-	run generate "text-$engine" || { cat "$tmp/text-$engine.log"; fail "generating over $engine"; }
+for precision in fp32 bf16 fp16; do
+	for engine in cpu simt; do
+		worker=${!engine}
+		cat >"$tmp/generate.json" <<-EOT
+			{"task": "generate", "model": {"path": "$tmp/fp32-cpu"}, "train": {"precision": "$precision"},
+			 "generate": {"prompt": "The licence of this work", "max_new_tokens": 60, "temperature": 0}}
+		EOT
+		run generate "text-$engine" || { cat "$tmp/text-$engine.log"; fail "generating in $precision over $engine"; }
+	done
+	cmp "$tmp/text-cpu.log" "$tmp/text-simt.log" || fail "another text in $precision: $(cat "$tmp/text-cpu.log" "$tmp/text-simt.log")"
+	echo "60 tokens are the same in $precision"
 done
-cmp "$tmp/text-cpu.log" "$tmp/text-simt.log" || fail "another text: $(cat "$tmp/text-cpu.log" "$tmp/text-simt.log")"
-echo "60 tokens are the same"
 # The same of prompts in batches, which end at different lengths, with an adapter.
 printf 'The licence\nof this work is\na\nWork\n"You"\n' >"$tmp/prompts.txt"
 for engine in cpu simt; do

@@ -163,7 +163,7 @@ static const struct {
     {PRECISION("fp8", "}; lora = { rank = 8; quantize = \"nf4\";"), NULL,
      "train.precision: \"fp8\" makes its codes of weights in bf16, not of those in 4 bits"},
     {"task = \"generate\"; model = { path = \"x\"; }; generate = { prompt = \"x\"; };", "train.precision=fp8",
-     "train.precision: \"fp8\" is for training"},
+     "train.precision: \"fp8\" is for training; expected auto, fp32, bf16 or fp16"},
     {ON_RANKS("6", "strategy = \"hybrid\"; shard_degree = 4;"), NULL,
      "parallel.shard_degree: 6 ranks cannot be divided into groups of 4; expected a divisor of 6, such as 3"},
     {ON_RANKS("8", "strategy = \"hybrid\"; shard_degree = 3;"), NULL, "expected a divisor of 8, such as 4"},

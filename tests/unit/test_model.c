@@ -699,14 +699,14 @@ START_TEST(sequences_do_not_change_each_other)
 	struct model_fixture fixture;
 	struct sample s;
 
-	make(&fixture, gradient_cases[_i / 2], &o, &c);
+	make(&fixture, gradient_cases[_i / 3], &o, &c);
 	sample_make(&s, c.vocab, false);
 	/* The device of plain loops has fp32 alone. */
-	if (_i % 2 && strncmp(device_describe(fixture.dev), "cpu", 3) != 0) {
+	if (_i % 3 && strncmp(device_describe(fixture.dev), "cpu", 3) != 0) {
 		model_fixture_free(&fixture);
 		return;
 	}
-	go.type = _i % 2 ? DTYPE_BF16 : DTYPE_F32;
+	go.type = (enum dtype)(_i % 3);
 	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &g, &err), &err);
 	go.sequences = 0;
 	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &one, &err), &err);
@@ -741,6 +741,42 @@ START_TEST(sequences_do_not_change_each_other)
 			                 (size_t)c.vocab * sizeof(float));
 		}
 	}
+	generator_free(steal_pointer(g));
+	generator_free(steal_pointer(one));
+	model_fixture_free(&fixture);
+}
+END_TEST
+
+/* Weights of 16 bits are the rounded ones: the logits are those of fp32 within what rounding does. */
+START_TEST(rounded_weights_give_the_logits)
+{
+	struct error err = ERROR_INIT;
+	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
+	struct generator_options go = {.max_tokens = 32};
+	_cleanup_(generator_freep) struct generator *g = NULL, *one = NULL;
+	enum dtype type = _i % 2 ? DTYPE_F16 : DTYPE_BF16;
+	float rounding = type == DTYPE_F16 ? 0x1p-11f : 0x1p-8f, most = 0;
+	struct model_config c;
+	struct model_fixture fixture;
+	struct sample s;
+
+	make(&fixture, gradient_cases[_i / 2], &o, &c);
+	sample_make(&s, c.vocab, false);
+	/* The device of plain loops has fp32 alone. */
+	if (strncmp(device_describe(fixture.dev), "cpu", 3) != 0) {
+		model_fixture_free(&fixture);
+		return;
+	}
+	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &g, &err), &err);
+	go.type = type;
+	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &one, &err), &err);
+	ck_ok(generator_feed(g, 0, s.ids, 20, &err), &err);
+	ck_ok(generator_feed(one, 0, s.ids, 20, &err), &err);
+	for (int i = 0; i < c.vocab; i++)
+		most = MAX(most, fabsf(generator_logits(g, 0)[i]));
+	for (int i = 0; i < c.vocab; i++)
+		ck_assert_float_eq_tol(generator_logits(one, 0)[i], generator_logits(g, 0)[i],
+		                       32 * rounding * most);
 	generator_free(steal_pointer(g));
 	generator_free(steal_pointer(one));
 	model_fixture_free(&fixture);
@@ -942,7 +978,8 @@ int main(void)
 	tcase_add_test(c, gradients_of_scores_are_differences);
 	tcase_add_test(c, wrong_batches_are_refused);
 	tcase_add_loop_test(c, cache_equals_forward, 0, cases);
-	tcase_add_loop_test(c, sequences_do_not_change_each_other, 0, 2 * cases);
+	tcase_add_loop_test(c, sequences_do_not_change_each_other, 0, 3 * cases);
+	tcase_add_loop_test(c, rounded_weights_give_the_logits, 0, 2 * cases);
 	tcase_add_test(c, long_sequences_are_continued);
 	tcase_add_test(c, more_sequences_than_memory);
 	tcase_add_test(c, parts_are_checked);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/device/sizes.h"
 #include "engine/model/model.h"
@@ -40,6 +41,16 @@ static void take(struct generator *g, struct arena *a, size_t size)
 	model_place_buffers(g->model, a);
 }
 
+/* In place: the numbers of 16 bits lie in the first half of the piece. */
+static void narrow(float *piece, int64_t n, enum dtype type)
+{
+	for (int64_t i = 0; i < n; i++) {
+		uint16_t x = type == DTYPE_BF16 ? bf16_from_float(piece[i]) : f16_from_float(piece[i]);
+
+		memcpy((char *)piece + (size_t)i * sizeof(x), &x, sizeof(x));
+	}
+}
+
 /* Weights arrive as fp32 pieces on the host and are rounded there. */
 static int load(struct generator *g, enum dtype type, model_fill_fn fill, void *context, struct error *err)
 {
@@ -58,9 +69,8 @@ static int load(struct generator *g, enum dtype type, model_fill_fn fill, void *
 
 			if ((r = fill(context, p, first, n, piece, err)) < 0)
 				return r;
-			if (type == DTYPE_BF16)
-				for (int64_t j = 0; j < n; j++)
-					((uint16_t *)(void *)piece)[j] = bf16_from_float(piece[j]);
+			if (type != DTYPE_F32)
+				narrow(piece, n, type);
 			if ((r = device_write(g->dev, to + (size_t)first * dtype_size(type), piece,
 			                      (size_t)n * dtype_size(type), err)) < 0)
 				return r;
