@@ -49,6 +49,7 @@ struct fake_comm {
 	bool registers; /* a window, for which it waits for the other ranks */
 	struct region next;
 	void **handle;
+	ncclResult_t error; /* kept */
 };
 
 /* The ranks of one id; never freed, since a test is short. */
@@ -69,6 +70,7 @@ static _Thread_local struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int ids, abort_fills = -1, refused_rank = -1, refused_after, allocated, in_groups;
 static int has_windows, refused_window = -1;
+static int windows_fail;
 
 void simt_nccl_abort_fills(int byte)
 {
@@ -142,6 +144,8 @@ static void check_ready(const struct fake_comm *c)
 {
 	if (c->splits || c->registers || c->group->joined < c->group->n)
 		wrong("a communicator is used while it is in progress");
+	if (c->error)
+		wrong("a communicator is used that has failed");
 }
 
 static int place_in_part(const struct group *g, const struct fake_comm *c)
@@ -285,6 +289,13 @@ void simt_nccl_windows(int has, int refused)
 	pthread_mutex_unlock(&lock);
 }
 
+void simt_nccl_fail_windows(int fail)
+{
+	pthread_mutex_lock(&lock);
+	windows_fail = fail;
+	pthread_mutex_unlock(&lock);
+}
+
 int simt_nccl_window_count(ncclComm_t c)
 {
 	int n;
@@ -314,7 +325,9 @@ ncclResult_t nccl_window_register(ncclComm_t c, void *p, size_t n, void **handle
 		if (other->next.n != n)
 			wrong("windows differ in size");
 		other->registers = false;
-		if (r == refused_window || other->windows == REGISTERED)
+		if (windows_fail)
+			other->error = ncclUnhandledCudaError;
+		if (windows_fail || r == refused_window || other->windows == REGISTERED)
 			continue;
 		other->window[other->windows++] = other->next;
 		*other->handle = other->next.at;
@@ -496,6 +509,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *r)
 	if (!c->group->died)
 		proceed(c->group);
 	*r = c->group->died ? ncclRemoteError
+	     : c->error     ? c->error
 	     : c->splits || c->registers || c->group->joined < c->group->n || (c->queued && !c->connected) ||
 	             c->polls++ % 4 == 3
 	         ? ncclInProgress

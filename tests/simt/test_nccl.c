@@ -314,6 +314,37 @@ START_TEST(symmetric_windows)
 }
 END_TEST
 
+/* The message names the window and the way to do without. */
+static void fails_with_windows(struct rank *r)
+{
+	struct error err = ERROR_INIT;
+	struct comm *lane;
+	char words[64];
+	void *b;
+
+	r->comm = join(r, RANKS, 20, 0, NULL);
+	ck_ok(comm_split(r->comm, 0, 0, &lane, &err), &err);
+	ck_ok(comm_alloc(r->comm, 64, &b, &err), &err);
+	ck_assert_int_eq(comm_register(lane, &(struct comm_buffer){b, 64}, 1, &err), -EIO);
+	snprintf(words, sizeof(words), "rank %d: making a window of the memory for collectives ", r->rank);
+	ck_assert_msg(str_starts(err.message, words), "%s", err.message);
+	ck_assert_msg(strstr(err.message, "environment = [\"NCCL_WIN_ENABLE=0\"]") != NULL, "%s",
+	              err.message);
+	ck_assert_msg(strstr(err.message, ": NCCL: an error") != NULL, "%s", err.message);
+	ck_assert_int_eq(comm_check(r->comm, &err), -EIO);
+	comm_destroy(lane);
+}
+
+START_TEST(a_window_that_is_refused)
+{
+	simt_nccl_windows(1, -1);
+	simt_nccl_fail_windows(1);
+	with_ranks(RANKS, fails_with_windows);
+	simt_nccl_fail_windows(0);
+	simt_nccl_windows(0, -1);
+}
+END_TEST
+
 /* A communicator that is destroyed during a collective keeps its buffers registered until the collective is
  * aborted; otherwise the stand-in ends the program. */
 static void ends_in_the_midst(struct rank *r)
@@ -990,6 +1021,7 @@ int main(void)
 	tcase_add_test(tc, every_collective);
 	tcase_add_test(tc, registered_everywhere_or_nowhere);
 	tcase_add_test(tc, symmetric_windows);
+	tcase_add_test(tc, a_window_that_is_refused);
 	tcase_add_test(tc, buffers_of_a_collective_under_way);
 	tcase_add_test(tc, a_missing_rank_is_an_error);
 	tcase_add_test(tc, a_stall_is_an_error);

@@ -93,7 +93,9 @@ struct comm_buffer {
 };
 /* Registers (pins) buffers that collectives will use often; optional, at the start. It is a collective: every
  * rank calls it with the same number of buffers in the same order, and waits for the others. Returns 1 where
- * they are registered on every rank, 0 where they are on none, which is slower but no error. */
+ * they are registered on every rank, 0 where they are on none, which is slower but no error. A negative
+ * errno: the family has failed, also where the library has tried and met an error, behind which NCCL accepts
+ * no more calls; the message says how to do without. */
 int comm_register(struct comm *comm, const struct comm_buffer *buffers, int n, struct error *err);
 
 enum comm_op { COMM_SUM, COMM_MAX };

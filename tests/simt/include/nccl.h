@@ -46,6 +46,8 @@ void simt_nccl_refuse(int rank, int after);
 int simt_nccl_registered(ncclComm_t c);
 /* The library has windows; refused: but makes none of the memory of this rank (-1: of all ranks). */
 void simt_nccl_windows(int has, int refused);
+/* Windows end in an error, which the communicator keeps. */
+void simt_nccl_fail_windows(int fail);
 int simt_nccl_window_count(ncclComm_t c);
 int simt_nccl_grouped(void);   /* collectives so far that were in a group of two or more */
 int simt_nccl_allocated(void); /* pieces of ncclMemAlloc's memory that are not freed yet */

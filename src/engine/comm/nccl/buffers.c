@@ -8,7 +8,9 @@
  * reads and writes the others' directly. The buffers of a collective have to be at the same offset in the
  * window on all ranks, which they are where all ranks have the same plan; the ranks compare that first. Where
  * they cannot, or NCCL makes no window of this memory (ranks on several nodes without a common NVLink, or
- * NCCL_WIN_ENABLE=0), each buffer is registered by itself.
+ * NCCL_WIN_ENABLE=0), each buffer is registered by itself. That NCCL makes none it says by success without a
+ * window. After an error nothing else can be tried: a communicator that is made without blocking keeps the
+ * error, and refuses every later call.
  */
 #include "engine/comm/nccl/internal.h"
 
@@ -151,6 +153,10 @@ static uint64_t digest_places(const struct allocation *a, const struct comm_buff
 	return digest >> 12 | 1; /* 0: there is none */
 }
 
+static const char making_window[] = "making a window of the memory for collectives (environment = "
+                                    "[\"NCCL_WIN_ENABLE=0\"] in the run file does "
+                                    "without windows)";
+
 /* One window of the memory that has the buffers. 1: there is one on all ranks, 0: on none. */
 static int register_window(struct comm *c, const struct comm_buffer *buffers, int n, struct error *err)
 {
@@ -165,13 +171,15 @@ static int register_window(struct comm *c, const struct comm_buffer *buffers, in
 	*window = NULL;
 	pthread_mutex_lock(&c->lock);
 	if (!c->failed) {
+		c->call = making_window;
 		result = comm_settle(c, nccl_window_register(c->nccl, a->data, a->bytes, window),
 		                     clock_monotonic() + c->timeout_s);
 		if (result == ncclInProgress)
 			comm_fail(c, -ETIMEDOUT, "the %d ranks did not all register their memory within %d s",
 			          c->size, c->timeout_s);
 		else if (result != ncclSuccess)
-			*window = NULL;
+			comm_fail_nccl(c, making_window, result);
+		c->call = NULL;
 	}
 	pthread_mutex_unlock(&c->lock);
 	if ((r = on_all_ranks(c, *window != NULL, err)) < 0)

@@ -108,6 +108,8 @@ struct comm {
 	pthread_t watcher;
 	bool watching, ending;
 	uint64_t queued, completed;
+	const char
+	    *call;     /* for messages: the call other than collectives that NCCL carries out; NULL: none */
 	bool entering; /* NCCL has not yet accepted the collective queued + 1, and those of its group */
 	/* The last time that a collective completed, that one was queued while none was, or that this GPU
 	 * reached the next one. */

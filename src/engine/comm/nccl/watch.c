@@ -124,7 +124,7 @@ void comm_look(struct comm *c)
 	if (!c->nccl || c->failed)
 		return;
 	if (ncclCommGetAsyncError(c->nccl, &r) == ncclSuccess && r != ncclSuccess && r != ncclInProgress) {
-		comm_fail_nccl(c, "collectives", r);
+		comm_fail_nccl(c, c->call ? c->call : "collectives", r);
 		return;
 	}
 	while (c->completed < c->queued) {
