@@ -2,7 +2,8 @@
 /*
  * dtrain-worker-… --check-attention DEVICE TOKENS ROWS HEADS KV_HEADS HEAD_DIM WINDOW TYPE PASS: checks
  * and measures the kernels of a pass of attention (device_attention_check). On the standard output it prints
- * the two times in seconds, and exits with 0; or what has failed, and exits with 1.
+ * the two times in seconds, and exits with 0; or what has failed, and exits with 1, or with 2 where it could
+ * not open the device.
  */
 #include "worker/attention_check.h"
 
@@ -24,7 +25,7 @@
 
 #define PROGRAM "/proc/self/exe"
 
-enum { NUMBERS = 9, WAIT_S = 120 };
+enum { NUMBERS = 9, WAIT_S = 120, CANNOT_OPEN = 2 };
 
 DEFINE_CLEANUP(struct device *, device_destroy)
 
@@ -39,14 +40,17 @@ int attention_check_main(int argc, char **argv)
 	long long n[NUMBERS] = {0};
 	double seconds[2];
 	int r = argc == NUMBERS ? 0 : error_set(&err, -EINVAL, "nine numbers are expected");
+	bool cannot_open = false;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	for (int i = 0; i < argc && i < NUMBERS; i++)
 		n[i] = strtoll(argv[i], NULL, 10);
-	if (r == 0)
+	if (r == 0) {
 		r = device_create(
 		    &(struct device_options){.index = (int)n[0], .attention = DEVICE_ATTENTION_OWN}, &dev,
 		    &err);
+		cannot_open = r < 0;
+	}
 	if (r == 0)
 		r = device_attention_check(
 		    dev,
@@ -63,7 +67,9 @@ int attention_check_main(int argc, char **argv)
 		printf("%s\n", err.message);
 	else
 		printf("%.9g %.9g\n", seconds[0], seconds[1]);
-	return fflush(stdout) != 0 || r < 0;
+	if (fflush(stdout) != 0)
+		return EXIT_FAILURE;
+	return cannot_open ? CANNOT_OPEN : r < 0 ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
 /* ---- the one that waits for it ---- */
@@ -124,8 +130,13 @@ static int take_result(const char *text, int status, double seconds[2], struct e
 	if (WIFSIGNALED(status))
 		return error_set(err, -EIO, "its process was ended by signal %d (%s)", WTERMSIG(status),
 		                 strsignal(WTERMSIG(status)));
-	if (WEXITSTATUS(status) != 0)
+	if (WEXITSTATUS(status) == CANNOT_OPEN)
+		return error_set(err, -ENODEV, "its process cannot open the device: %.*s",
+		                 (int)strcspn(text, "\n"), text);
+	if (WEXITSTATUS(status) == EXIT_FAILURE)
 		return error_set(err, -EBADMSG, "%.*s", (int)strcspn(text, "\n"), text);
+	if (WEXITSTATUS(status) != 0)
+		return error_set(err, -EIO, "its process has ended with status %d", WEXITSTATUS(status));
 	if (sscanf(text, "%lf %lf", &seconds[0], &seconds[1]) != 2)
 		return error_set(err, -EIO, "its process has not printed its times");
 	return 0;
@@ -147,4 +158,32 @@ int attention_check(int device, const struct device_attention_shape *shape, doub
 	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
 		;
 	return r < 0 ? r : take_result(text, status, seconds, err);
+}
+
+/* ---- in this process ---- */
+
+static void end_process(int signal)
+{
+	static const char words[] = "the check of Hopper's kernels of attention has not ended\n";
+
+	if (write(STDERR_FILENO, words, sizeof(words) - 1) < 0)
+		_exit(EXIT_FAILURE);
+	_exit(EXIT_FAILURE);
+}
+
+int attention_check_here(struct device *dev, const struct device_attention_shape *shape, double seconds[2],
+                         struct error *err)
+{
+	struct sigaction ends = {.sa_handler = end_process}, before;
+	int r;
+
+	sigaction(SIGALRM, &ends, &before);
+	alarm(WAIT_S);
+	r = device_attention_check(dev, shape, seconds, err);
+	alarm(0);
+	sigaction(SIGALRM, &before, NULL);
+	/* The next use of the device ends the run, and does not say that this was before it. */
+	if (r < 0 && r != -EBADMSG)
+		printf("warning: the check of Hopper's kernels of attention has failed: %s\n", err->message);
+	return r;
 }

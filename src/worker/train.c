@@ -336,7 +336,8 @@ static int check_attention(void *context, const struct device_attention_shape *s
 {
 	const struct training *t = context;
 
-	return attention_check(t->env->device, shape, seconds, err);
+	return device_is_exclusive(t->dev) ? attention_check_here(t->dev, shape, seconds, err)
+	                                   : attention_check(t->env->device, shape, seconds, err);
 }
 
 static int choose_products(struct training *t, struct error *err)

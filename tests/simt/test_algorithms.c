@@ -707,6 +707,41 @@ START_TEST(kernel_that_fails_is_not_used)
 }
 END_TEST
 
+/* A device that cannot be opened once more says nothing of the kernel: a run begins without it, and one that
+ * has it has it again at the next start. */
+START_TEST(kernel_that_cannot_be_checked_is_kept)
+{
+	struct checks c = {.run = new_run(),
+	                   .pass = (enum device_attention_pass)_i,
+	                   .result = -ENODEV,
+	                   .seconds = {2e-3, 1e-3}};
+
+	ck_assert(!start_attention(&c, false));
+	ck_assert(said(&c, "Hopper's could not be checked: planted"));
+	ck_assert(said_kernel(&c, "portable"));
+	ck_assert(!said(&c, "last bits"));
+	c.result = 0;
+	ck_assert(!start_attention(&c, true));
+	ck_assert_int_eq(c.count, 0);
+	end_run(&c.run);
+	c.run = new_run();
+	ck_assert(start_attention(&c, false));
+	for (int resumes = 0; resumes < 2; resumes++) {
+		c.result = -ENODEV;
+		ck_assert(!start_attention(&c, resumes));
+		ck_assert_int_eq(c.count, 1);
+		ck_assert(said(&c, "warning: "));
+		ck_assert(said_kernel(&c, "portable"));
+		ck_assert(said(&c, "Hopper's could not be checked: planted"));
+		ck_assert_int_eq(said(&c, "results may differ in the last bits"), resumes);
+		c.result = 0;
+		ck_assert(start_attention(&c, true));
+		ck_assert_str_eq(c.run.lines, "");
+	}
+	end_run(&c.run);
+}
+END_TEST
+
 /* A run whose file says nothing of attention began with the portable kernel. */
 START_TEST(older_run_keeps_the_portable_kernel)
 {
@@ -740,6 +775,7 @@ int main(void)
 	tcase_add_loop_test(c, run_keeps_its_kernel, 0, DEVICE_ATTENTION_PASSES);
 	tcase_add_loop_test(c, slower_kernel_is_not_used, 0, DEVICE_ATTENTION_PASSES);
 	tcase_add_loop_test(c, kernel_that_fails_is_not_used, 0, DEVICE_ATTENTION_PASSES);
+	tcase_add_loop_test(c, kernel_that_cannot_be_checked_is_kept, 0, DEVICE_ATTENTION_PASSES);
 	tcase_add_loop_test(c, older_run_keeps_the_portable_kernel, 0, DEVICE_ATTENTION_PASSES);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);

@@ -80,6 +80,22 @@ json ampere "$tmp/ampere" '"max_steps": 2, "precision": "fp8"'
 env -i PATH="$PATH" SIMT_MAJOR=8 DTRAIN_CONFIG="$tmp/ampere.json" "$simt" >"$tmp/ampere.log" 2>&1 && fail "fp8 on a GPU without it: $(cat "$tmp/ampere.log")"
 grep -q 'train.precision = "fp8": .* has no fp8 arithmetic; bf16 works' "$tmp/ampere.log" || fail "fp8 on a GPU without it: $(cat "$tmp/ampere.log")"
 
+# On a GPU in compute mode EXCLUSIVE_PROCESS a rank checks Hopper's kernels by itself, and the next start goes on with the choice.
+alone() { env -i PATH="$PATH" SIMT_PROTECT=1 SIMT_COMPUTE_MODE=3 "$@" 2>&1; }
+alone SIMT_HOLDER=1 "$simt" --check-attention 0 64 64 1 1 64 0 1 0 >"$tmp/alone.log" && fail "two processes have a GPU that is for one"
+[ $? = 2 ] && grep -q 'busy or unavailable' "$tmp/alone.log" || fail "a GPU that another process has: $(cat "$tmp/alone.log")"
+json alone "$tmp/alone" '"max_steps": 1, "precision": "bf16"' '"overwrite": true'
+sed -i "s|$src/tests/engine/bytes|$tmp/tiles|" "$tmp/alone.json"
+for start in first second; do
+	alone DTRAIN_CONFIG="$tmp/alone.json" "$simt" >"$tmp/alone.log" || fail "alone on a GPU: $(cat "$tmp/alone.log")"
+	! grep 'warning:' "$tmp/alone.log" || fail "alone on a GPU, $start start"
+	cp "$tmp/alone/algorithms.json" "$tmp/$start"
+	[ "$start" = second ] || [ "$(grep -c 'pass of attention has the .* ms with the portable one, .* ms with Hopper' "$tmp/alone.log")" = 2 ] ||
+		fail "no check of Hopper's kernels: $(cat "$tmp/alone.log")"
+	find "$tmp/alone" -mindepth 1 ! -name algorithms.json -delete
+done
+cmp "$tmp/first" "$tmp/second" || fail "the choice has changed"
+
 # A rank uses the GPU that its node names; the emulator has one.
 json device "$tmp/device"
 env -i PATH="$PATH" DTRAIN_DEVICE=1 DTRAIN_CONFIG="$tmp/device.json" "$simt" >"$tmp/device.log" 2>&1 && fail "a second GPU was found: $(cat "$tmp/device.log")"

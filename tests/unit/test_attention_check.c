@@ -51,6 +51,16 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *now)
 	return r;
 }
 
+/* Where it is late, at once. */
+unsigned __real_alarm(unsigned seconds);
+unsigned __wrap_alarm(unsigned seconds);
+unsigned __wrap_alarm(unsigned seconds)
+{
+	if (late && seconds)
+		raise(SIGALRM);
+	return __real_alarm(seconds);
+}
+
 /* ---- in the process ---- */
 
 int device_create(const struct device_options *options, struct device **out, struct error *err)
@@ -132,9 +142,9 @@ START_TEST(how_it_ends_otherwise)
 		const char *words;
 	} cases[] = {
 	    {3, DIFFERS, -EBADMSG, "device 3: rows 1099511627776 heads 7, 6 of 5 window 4 type 2 pass 1"},
-	    {99, GOOD, -EBADMSG, "no such device"},
+	    {99, GOOD, -ENODEV, "its process cannot open the device: no such device"},
 	    {0, CRASHES, -EIO, "its process was ended by signal 11 (Segmentation fault)"},
-	    {0, ENDS, -EBADMSG, ""},
+	    {0, ENDS, -EIO, "its process has ended with status 3"},
 	    {0, SILENT, -EIO, "its process has not printed its times"},
 	};
 
@@ -146,6 +156,45 @@ START_TEST(how_it_ends_otherwise)
 		ck_assert_str_eq(err.message, cases[i].words);
 		ck_assert_int_eq(waitpid(-1, NULL, WNOHANG), -1);
 	}
+}
+END_TEST
+
+START_TEST(a_check_in_this_process)
+{
+	static const struct device_attention_shape good = {.tokens = GOOD}, differs = {.tokens = DIFFERS},
+	                                           hangs = {.tokens = HANGS};
+	struct device dev = {.index = 7};
+	struct error err = ERROR_INIT;
+	double seconds[2] = {0};
+	struct sigaction before, after;
+	char words[128] = "";
+	int ends[2], status;
+	pid_t pid;
+
+	ck_assert_int_eq(sigaction(SIGALRM, NULL, &before), 0);
+	ck_ok(attention_check_here(&dev, &good, seconds, &err), &err);
+	ck_assert_double_eq(seconds[0], 0.25);
+	ck_assert_int_eq(attention_check_here(&dev, &differs, seconds, &err), -EBADMSG);
+	ck_assert_msg(str_starts(err.message, "device 7: rows"), "%s", err.message);
+	ck_assert_int_eq(sigaction(SIGALRM, NULL, &after), 0);
+	ck_assert(after.sa_handler == before.sa_handler);
+	ck_assert_uint_eq(alarm(0), 0);
+	/* One that never ends. */
+	ck_assert_int_eq(pipe(ends), 0);
+	fflush(NULL);
+	pid = fork();
+	if (pid == 0) {
+		dup2(ends[1], STDERR_FILENO);
+		late = true;
+		attention_check_here(&dev, &hangs, seconds, &err);
+		_exit(77);
+	}
+	close(ends[1]);
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+	ck_assert_int_gt(read(ends[0], words, sizeof(words) - 1), 0);
+	ck_assert_str_eq(words, "the check of Hopper's kernels of attention has not ended\n");
+	close(ends[0]);
 }
 END_TEST
 
@@ -204,6 +253,7 @@ int main(int argc, char **argv)
 	tcase_add_test(t, the_times_come_back);
 	tcase_add_test(t, how_it_ends_otherwise);
 	tcase_add_test(t, nine_numbers_are_needed);
+	tcase_add_test(t, a_check_in_this_process);
 	tcase_add_test(t, a_process_that_cannot_be_had);
 	tcase_add_test(t, a_process_that_hangs);
 	suite_add_tcase(suite, t);

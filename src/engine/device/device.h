@@ -51,6 +51,9 @@ void device_destroy(struct device *dev);
 const char *device_describe(const struct device *dev);
 bool device_supports(const struct device *dev, enum dtype type);     /* at a useful speed, as activations */
 double device_peak_flops(const struct device *dev, enum dtype type); /* dense; 0: unknown */
+/* Whether no other process can open the device while this one has it: a GPU in compute mode
+ * EXCLUSIVE_PROCESS. */
+bool device_is_exclusive(const struct device *dev);
 
 /* Zeroed device memory, 64-byte aligned (256 on CUDA); -ENOMEM with sizes in words. Called at start only. */
 int device_alloc(struct device *dev, size_t bytes, void **out, struct error *err);

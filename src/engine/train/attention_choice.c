@@ -8,7 +8,9 @@
  *     check    where it is Hopper's, each rank that has not checked it on its device does so
  *     use      all ranks of a kind, the portable kernel where one of these checks has failed
  *
- * A run that resumes and has no choice for its kind began with the portable kernel, and keeps it.
+ * A run that resumes and has no choice for its kind began with the portable kernel, and keeps it. Where a
+ * rank could not check the kernel, since its device cannot be opened once more, the ranks of the kind have
+ * the portable kernel until the run ends, and a choice that is older stays for the next start.
  */
 #include "engine/train/attention_choice.h"
 
@@ -27,7 +29,8 @@ struct state {
 	char kind[ALGORITHMS_NAME_MAX];
 	struct algorithms_attention chosen; /* .chosen: this rank has measured */
 	int32_t able, failed;
-	char reason[256]; /* of a check that failed */
+	int32_t unchecked; /* the check could not be made */
+	char reason[256];  /* of that, or of a check that failed */
 };
 
 struct choice {
@@ -90,7 +93,8 @@ static bool check(struct choice *c, double seconds[2])
 	c->checked = true;
 	if (r == 0)
 		return true;
-	own(c)->failed = 1;
+	own(c)->failed = r != -ENODEV;
+	own(c)->unchecked = r == -ENODEV;
 	snprintf(own(c)->reason, sizeof(own(c)->reason), "%.255s", why.message);
 	return false;
 }
@@ -132,16 +136,35 @@ static void check_chosen(struct choice *c)
 		check(c, seconds);
 }
 
+/* In this start. */
+static bool is_measured(const struct choice *c, const char *kind)
+{
+	for (int i = 0; i < ranks_size(c->ranks); i++)
+		if (c->all[i].chosen.chosen && str_eq(c->all[i].kind, kind))
+			return true;
+	return false;
+}
+
 static void drop_failed(struct choice *c, bool *changed)
 {
 	for (int i = 0; i < ranks_size(c->ranks); i++) {
-		struct algorithms_attention *known = known_of(c, c->all[i].kind);
+		const struct state *s = &c->all[i];
+		struct algorithms_attention *known = known_of(c, s->kind);
 
-		if (c->all[i].failed && known && known->hopper) {
+		if (known && known->hopper && (s->failed || (s->unchecked && is_measured(c, s->kind)))) {
 			known->hopper = 0;
 			*changed = true;
 		}
 	}
+}
+
+/* By a rank of the kind. */
+static bool is_unchecked(const struct choice *c, const char *kind)
+{
+	for (int i = 0; i < ranks_size(c->ranks); i++)
+		if (c->all[i].unchecked && str_eq(c->all[i].kind, kind))
+			return true;
+	return false;
 }
 
 /* One line for each kind that was measured, and one for the first check of each kind that has failed. */
@@ -154,17 +177,19 @@ static void report(const struct choice *c)
 		bool first = true;
 
 		for (int j = 0; j < i; j++)
-			first = first && !(c->all[j].failed && str_eq(c->all[j].kind, s->kind));
-		if (s->failed && first)
+			first = first && !((c->all[j].failed || c->all[j].unchecked) &&
+			                   str_eq(c->all[j].kind, s->kind));
+		if ((s->failed || s->unchecked) && first)
 			snprintf(
 			    line, sizeof(line),
-			    "warning: the %s pass of attention has the portable kernel on %s: Hopper's has "
-			    "not passed its check: %s%s",
-			    pass_names[c->shape->pass], s->kind, s->reason,
+			    "warning: the %s pass of attention has the portable kernel on %s: Hopper's %s: "
+			    "%s%s",
+			    pass_names[c->shape->pass], s->kind,
+			    s->unchecked ? "could not be checked" : "has not passed its check", s->reason,
 			    c->file->resumes
 			        ? "; results may differ in the last bits from those before the checkpoint"
 			        : "");
-		else if (a->chosen && !s->failed)
+		else if (a->chosen && !s->failed && !s->unchecked)
 			snprintf(line, sizeof(line),
 			         "the %s pass of attention has the %s kernel on %s: %.3f ms with the "
 			         "portable one, %.3f ms with Hopper's",
@@ -205,7 +230,7 @@ int attention_choose(const struct ranks *ranks, const struct products_file *file
 		return r;
 	drop_failed(&c, changed);
 	mine = known_of(&c, kind);
-	device_attention_use_hopper(ranks->dev, shape->pass, mine && mine->hopper);
+	device_attention_use_hopper(ranks->dev, shape->pass, mine && mine->hopper && !is_unchecked(&c, kind));
 	if (ranks_rank(ranks) == 0)
 		report(&c);
 	return 0;

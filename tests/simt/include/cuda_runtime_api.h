@@ -3,8 +3,10 @@
 #pragma once
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef enum {
 	cudaSuccess = 0,
@@ -15,6 +17,7 @@ typedef enum {
 } cudaError_t;
 enum {
 	cudaErrorInsufficientDriver = 35,
+	cudaErrorDevicesUnavailable = 46,
 	cudaErrorSystemNotReady = 802,
 	cudaErrorSystemDriverMismatch = 803,
 	cudaErrorNoKernelImageForDevice = 209
@@ -43,7 +46,10 @@ cudaError_t cudaGetLastError(void);
 
 static inline const char *cudaGetErrorString(cudaError_t e)
 {
-	return e == cudaErrorNotReady ? "not ready" : e ? "an error" : "no error";
+	return e == cudaErrorNotReady                          ? "not ready"
+	       : e == (cudaError_t)cudaErrorDevicesUnavailable ? "busy or unavailable"
+	       : e                                             ? "an error"
+	                                                       : "no error";
 }
 static inline cudaError_t cudaDriverGetVersion(int *v)
 {
@@ -60,9 +66,28 @@ static inline cudaError_t cudaGetDeviceCount(int *n)
 	*n = 1;
 	return cudaSuccess;
 }
+/* SIMT_COMPUTE_MODE: 3 is EXCLUSIVE_PROCESS, in which the processes that one with the device starts do not
+ * get it. */
+enum { cudaComputeModeDefault = 0, cudaComputeModeExclusive = 1, cudaComputeModeExclusiveProcess = 3 };
+enum { cudaDevAttrComputeMode = 20 };
+static inline cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int i)
+{
+	*value = getenv("SIMT_COMPUTE_MODE") ? atoi(getenv("SIMT_COMPUTE_MODE")) : cudaComputeModeDefault;
+	return attribute == cudaDevAttrComputeMode ? cudaSuccess : cudaErrorInvalidValue;
+}
 static inline cudaError_t cudaSetDevice(int i)
 {
-	return cudaSuccess;
+	const char *holder = getenv("SIMT_HOLDER");
+	char own[16];
+	int mode = 0;
+
+	cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, i);
+	if (mode != cudaComputeModeExclusiveProcess)
+		return cudaSuccess;
+	snprintf(own, sizeof(own), "%d", (int)getpid());
+	if (holder && strcmp(holder, own) != 0)
+		return (cudaError_t)cudaErrorDevicesUnavailable;
+	return setenv("SIMT_HOLDER", own, 1) ? cudaErrorInvalidValue : cudaSuccess;
 }
 static inline cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int i)
 {

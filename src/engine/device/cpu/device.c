@@ -132,6 +132,11 @@ bool device_supports(const struct device *dev, enum dtype type)
 	return type == DTYPE_F32 || (type == DTYPE_BF16 && gemm_native_bf16(dev));
 }
 
+bool device_is_exclusive(const struct device *dev)
+{
+	return false;
+}
+
 bool device_runs_behind(const struct device *dev)
 {
 	return false;

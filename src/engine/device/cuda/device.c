@@ -140,6 +140,16 @@ bool device_supports(const struct device *dev, enum dtype type)
 	return true;
 }
 
+/* The mode of one thread, which older drivers have, keeps other processes out, too. */
+bool device_is_exclusive(const struct device *dev)
+{
+	int mode = cudaComputeModeDefault;
+
+	if (cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, dev->index) != cudaSuccess)
+		(void)cudaGetLastError();
+	return mode == cudaComputeModeExclusiveProcess || mode == cudaComputeModeExclusive;
+}
+
 bool device_runs_behind(const struct device *dev)
 {
 	return true;
