@@ -75,7 +75,7 @@ static bool is_wanted(const struct subject *s, const struct device_list *list, c
 static int from_list(struct subject *s, const struct device_list *list, bool most, struct error *err)
 {
 	const struct device_info *least = NULL;
-	const struct hardware *known;
+	const struct hardware *known = NULL;
 	int on_node = 0;
 
 	for (size_t i = 0; i < list->count; i++)
@@ -105,7 +105,7 @@ static int from_list(struct subject *s, const struct device_list *list, bool mos
 		                 "--devices",
 		                 least->name);
 	}
-	s->where.device.memory = least->memory;
+	s->where.device.memory = known ? hardware_usable(known, least->memory) : least->memory;
 	/* The slots of a CPU share its memory, and those that the run leaves leave theirs. */
 	if (least->kind == DEVICE_KIND_CPU)
 		s->where.device.memory = least->memory * on_node / MIN(s->where.per_node, on_node);
@@ -286,7 +286,7 @@ static void print_table(const struct estimate_list *list)
 		table_add_text(&table, estimate_strategy_name(e->strategy));
 		table_add_text(&table, estimate_recompute_text(text, sizeof(text), e));
 		table_add_text(&table, str_bytes(text, sizeof(text), e->total));
-		table_add_text(&table, e->fits ? "yes" : "no");
+		table_add_text(&table, estimate_fits_text(e));
 		table_add_text(&table, e->cost.step > 0 ? seconds(text, sizeof(text), e->cost.step) : "");
 		table_add(&table, "%s",
 		          e->cost.step > 0 ? large(text, sizeof(text), e->cost.tokens_per_second) : "");
@@ -396,7 +396,7 @@ static void print_scale(const struct subject *s, const struct scale_point points
 		table_add(&table, "%d", points[i].nodes * points[i].per_node);
 		table_add_text(&table, estimate_strategy_name(e->strategy));
 		table_add_text(&table, estimate_recompute_text(text, sizeof(text), e));
-		table_add_text(&table, e->fits ? "yes" : "no");
+		table_add_text(&table, estimate_fits_text(e));
 		for (size_t t = 0; t < ARRAY_SIZE(times); t++)
 			table_add_text(&table, seconds(text, sizeof(text), MAX(times[t], 0)));
 		table_add(&table, "%s", large(text, sizeof(text), e->cost.tokens_per_second));

@@ -188,7 +188,7 @@ START_TEST(the_table_ends_with_the_choice)
 
 	ck_assert_str_eq(call.errors, "");
 	ck_assert_int_eq(call.status, 0);
-	ck_assert_ptr_nonnull(strstr(call.output, "devices  1 node of 8, 79.6 GiB each; H100-80GB\n"));
+	ck_assert_ptr_nonnull(strstr(call.output, "devices  1 node of 8, 79.1 GiB each; H100-80GB\n"));
 	ck_assert_ptr_nonnull(strstr(
 	    call.output, "\nstep     8 ranks, 2 rows of 128 tokens a rank, 3 micro-steps: 6144 tokens in "));
 	ck_assert_ptr_nonnull(strstr(nodes.output, "\ndevices  2 nodes of 8, "));
@@ -320,7 +320,7 @@ static const struct {
     {"estimate -d 2xcpu run.conf", NULL, "devices  1 node of 2, ", 0},
     {"estimate run.conf", NULL, "devices  1 node of 4, ", 0},
     {"estimate run.conf", NULL, " each; CPU slots of this machine\n", 0},
-    {"estimate -d H100-80GB run.conf", NULL, "devices  1 node of 4, 79.6 GiB each; H100-80GB\n", 0},
+    {"estimate -d H100-80GB run.conf", NULL, "devices  1 node of 4, 79.1 GiB each; H100-80GB\n", 0},
     {"estimate -d H100-80GB -s resources.devices_per_node=all run.conf", NULL, "devices  1 node of 8, ", 0},
     {"estimate -d cpu -s resources.devices_per_node=all run.conf", NULL, "devices  1 node of 1, ", 0},
     {"estimate -d H100-80GB -s resources.nodes=3 run.conf", NULL, "devices  3 nodes of 4, ", 0},
@@ -331,7 +331,7 @@ static const struct {
     {"estimate run.conf",
      DEVICES(DEVICE("n1", "0", "cpu", "CPU", "1073741824") "," DEVICE(
          "n2", "0", "gpu", H100, "85520809984") "," DEVICE("n2", "1", "gpu", H100, "85520809983")),
-     "devices  1 node of 4, 79.6 GiB each; NVIDIA H100 80GB HBM3 of the cluster\n", 0},
+     "devices  1 node of 4, 79.1 GiB each; NVIDIA H100 80GB HBM3 of the cluster\n", 0},
     {"estimate -s resources.kind=cpu -s resources.devices_per_node=1 run.conf",
      DEVICES(DEVICE("n1", "0", "cpu", "CPU", "4294967296") "," DEVICE("n2", "0", "gpu", H100, "85520809984")),
      "devices  1 node of 1, 4.0 GiB each; CPU of the cluster\n", 0},
@@ -340,7 +340,7 @@ static const struct {
          "n2", "0", "gpu", H100, "85520809983") "," DEVICE("n2", "1", "gpu", H100,
                                                            "85520809984") "," DEVICE("n2", "2", "gpu", H100,
                                                                                      "85520809984")),
-     "devices  1 node of 3, 79.6 GiB each; NVIDIA H100 80GB HBM3 of the cluster\n", 0},
+     "devices  1 node of 3, 79.1 GiB each; NVIDIA H100 80GB HBM3 of the cluster\n", 0},
     /* The slots of a node share its memory; those that the run leaves leave theirs. */
     {"estimate -d cluster -s resources.devices_per_node=2 run.conf",
      DEVICES(DEVICE("n1", "0", "cpu", "CPU", "4294967296") "," DEVICE(
@@ -395,7 +395,7 @@ static const struct {
     {"-s parallel.strategy=zero2 -s train.recompute=selective",
      "\nmemory of a rank, zero2, recompute selective:\n"},
     {"-s parallel.strategy=ddp", "\nmemory of a rank, ddp, recompute none:\n"},
-    {"", " of 79.6 GiB\n\nfastest that fits: "},
+    {"", " of 79.1 GiB\n\nfastest that fits: "},
     {"-s parallel.strategy=zero1 -s parallel.offload=optimizer", "\n  host         "},
     {"-s parallel.strategy=zero1 -s parallel.offload=optimizer -s parallel.offload_dir=.",
      "\n  disk         "},

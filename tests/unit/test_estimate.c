@@ -91,6 +91,28 @@ START_TEST(boards_are_known)
 }
 END_TEST
 
+/* Memory is what a program can have of a GPU: a worker's device has so much. */
+START_TEST(the_driver_keeps_a_part)
+{
+	const struct hardware *h;
+	struct hardware found;
+
+	for (size_t i = 0; (h = hardware_at(i)); i++) {
+		if (h->sizing.engine != DEVICE_ENGINE_CUDA)
+			continue;
+		ck_assert_int_lt(h->memory, h->shown);
+		ck_assert_double_gt((double)h->memory, 0.97 * (double)h->shown);
+		ck_assert_int_eq(hardware_usable(h, h->shown), h->memory);
+		ck_assert_int_le(llabs(hardware_usable(h, h->shown / 2) - h->memory / 2), 1);
+	}
+	/* nvidia-smi shows 81559 MiB, and torch.cuda has a total of 79.1 GiB. */
+	ck_assert(hardware_find("H100", &found));
+	ck_assert_double_eq_tol((double)found.memory / GIB, 79.1, 0.05);
+	ck_assert(hardware_find("H200", &found));
+	ck_assert_double_eq_tol((double)found.memory / GIB, 139.8, 0.05);
+}
+END_TEST
+
 /* ---- costs, against sums by hand ---- */
 
 /* A device whose every rate is a round number. */
@@ -595,7 +617,8 @@ static void estimate_one(int which, const char *devices, int64_t row, struct tra
 	ck_ok(estimate_run(&(struct estimate_input){&c, o, row, &where}, out, &err), &err);
 }
 
-/* Where not everything fits, as many whole blocks are kept as do: one more would not. */
+/* Where not everything fits, as many whole blocks are kept as leave a part of the memory free: one more would
+ * not. */
 START_TEST(whole_blocks_are_kept_while_they_fit)
 {
 	const struct estimate *kept = NULL, *full;
@@ -612,7 +635,7 @@ START_TEST(whole_blocks_are_kept_while_they_fit)
 		    list.all[i].recompute == MODEL_RECOMPUTE_BLOCK)
 			kept = &list.all[i];
 	ck_assert_ptr_nonnull(kept);
-	ck_assert(kept->fits && full->fits);
+	ck_assert(kept->fits && full->fits && kept->spare);
 	ck_assert_double_lt(kept->cost.step, full->cost.step);
 	ck_assert_uint_gt(kept->total, full->total);
 	snprintf(want, sizeof(want), "full, %d kept", kept->kept);
@@ -623,7 +646,7 @@ START_TEST(whole_blocks_are_kept_while_they_fit)
 	o.recompute = MODEL_RECOMPUTE_BLOCK;
 	o.kept_blocks = kept->kept + 1;
 	estimate_one(LLAMA_70B, "512xH100-80GB", 8192, &o, &more);
-	ck_assert(!more.fits);
+	ck_assert(!more.spare);
 	ck_assert_ptr_eq(estimate_best(&list, SHARD_ZERO3, MODEL_RECOMPUTE_BLOCK), full);
 	ck_assert_int_eq(list.all[list.choice].fits, true);
 }
@@ -637,8 +660,9 @@ static const struct estimate *find_outputs(const struct estimate_list *list, enu
 	return NULL;
 }
 
-/* Where everything fits, the outputs of norms and of the activation of as many blocks are kept as fit: one
- * more would not. Each takes two norms, SwiGLU's output and the norms' statistics, and saves the same time.
+/* Where everything fits, the outputs of norms and of the activation of as many blocks are kept as leave a
+ * part of the memory free: one more would not. Each takes two norms, SwiGLU's output and the norms'
+ * statistics, and saves the same time.
  */
 START_TEST(outputs_are_kept_while_they_fit)
 {
@@ -657,7 +681,7 @@ START_TEST(outputs_are_kept_while_they_fit)
 	ck_assert_ptr_nonnull(kept);
 	llama(LLAMA_8B, &c);
 	ck_assert_int_lt(kept->outputs, c.layers);
-	ck_assert(kept->fits && whole->fits);
+	ck_assert(kept->spare && whole->spare);
 	ck_assert(kept->recompute == MODEL_KEEP_ALL && kept->kept == 0);
 	block = 16384 * ((size_t)(2 * c.hidden + c.intermediate) * 2 + 2 * sizeof(float));
 	ck_assert_uint_eq(kept->bytes[BUFFER_ACTIVATIONS],
@@ -675,7 +699,7 @@ START_TEST(outputs_are_kept_while_they_fit)
 	o.kept_outputs = kept->outputs + 1;
 	estimate_one(LLAMA_8B, "8xH100-80GB", 16384, &o, &more);
 	ck_assert_int_eq(more.outputs, kept->outputs + 1);
-	ck_assert(!more.fits);
+	ck_assert(!more.spare);
 	ck_assert_double_eq_tol(whole->cost.step - more.cost.step,
 	                        saved * (kept->outputs + 1) / kept->outputs, 1e-3 * saved);
 	/* Nothing is kept of what a run asks for by name. */
@@ -687,6 +711,90 @@ START_TEST(outputs_are_kept_while_they_fit)
 	estimate_llama(LLAMA_70B, "512xH100-80GB", 8192, 1, &list);
 	ck_assert(!find(&list, SHARD_ZERO3, MODEL_KEEP_ALL)->fits);
 	ck_assert_ptr_null(find_outputs(&list, SHARD_ZERO3));
+}
+END_TEST
+
+/* The communicator of all ranks, and those of the strategy: NCCL allocates for each. */
+START_TEST(each_communicator_takes_memory)
+{
+	static const struct {
+		const char *devices;
+		enum shard_strategy strategy;
+		int mib;
+	} cases[] = {{"1xH100-80GB", SHARD_DDP, 1024},
+	             {"8xH100-80GB", SHARD_DDP, 1024 + 512},
+	             {"8xH100-80GB", SHARD_ZERO2, 1024 + 512},
+	             {"8xH100-80GB", SHARD_ZERO3, 1024 + 2 * 512},
+	             {"2x8xH100-80GB", SHARD_ZERO3, 1024 + 2 * 512},
+	             {"2x8xH100-80GB", SHARD_HYBRID, 1024 + 4 * 512},
+	             {"8xB200-180GB", SHARD_DDP, 1024 + 768},
+	             {"2x8xB200-180GB", SHARD_HYBRID, 1024 + 4 * 768},
+	             {"2xRTX4090-24GB", SHARD_ZERO3, 1024 + 2 * 512}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct train_options o;
+		struct estimate e;
+
+		train_options_default(&o);
+		o.strategy = cases[i].strategy;
+		o.shard_degree = 8;
+		estimate_one(LLAMA_8B, cases[i].devices, 8192, &o, &e);
+		ck_assert_uint_eq(e.outside, (size_t)cases[i].mib << 20);
+		ck_assert_uint_eq(e.total, e.plan + e.outside);
+	}
+}
+END_TEST
+
+/* "auto" leaves a fiftieth of the memory free, where a plan does. */
+START_TEST(a_part_of_the_memory_stays_free)
+{
+	_cleanup_free_ struct estimate_list *list = malloc(sizeof(*list));
+	struct hardware_set where;
+	struct train_options o;
+	struct model_config c;
+	struct estimate_input in = {&c, &o, 8192, &where};
+	struct error err = ERROR_INIT;
+	const struct estimate *all, *best;
+	size_t least = SIZE_MAX;
+
+	llama(LLAMA_70B, &c);
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	for (int nodes = 1; nodes <= 64; nodes *= 2) {
+		ck_ok(hardware_parse("64x8xH100-80GB", &where, &err), &err);
+		where.nodes = nodes;
+		ck_ok(estimate_list(&in, list, &err), &err);
+		for (size_t i = 0; i < list->count; i++) {
+			const struct estimate *e = &list->all[i];
+
+			ck_assert_int_eq(e->spare, e->total <= e->available - e->available / 50);
+			ck_assert(e->spare || (e->kept == 0 && e->outputs == 0));
+		}
+		ck_assert(nodes < 8 || list->all[list->choice].spare);
+	}
+	/* Keeping everything fits, within the part that stays free. */
+	all = find(list, SHARD_ZERO3, MODEL_KEEP_ALL);
+	where.device.memory = (int64_t)(all->total + all->total / 100);
+	ck_ok(estimate_list(&in, list, &err), &err);
+	all = find(list, SHARD_ZERO3, MODEL_KEEP_ALL);
+	ck_assert_str_eq(estimate_fits_text(all), "tight");
+	best = estimate_best(list, SHARD_ZERO3, -1);
+	ck_assert_str_eq(estimate_fits_text(best), "yes");
+	ck_assert(best->kept > 0 && best->cost.step > all->cost.step);
+	ck_assert_ptr_eq(estimate_best(list, SHARD_ZERO3, MODEL_KEEP_ALL), all); /* asked for by name */
+	ck_assert(list->all[list->choice].spare);
+	/* Nothing leaves it free: what fits is better than what does not. */
+	for (size_t i = 0; i < list->count; i++)
+		least = MIN(least, list->all[i].total);
+	where.device.memory = (int64_t)(least + least / 100);
+	ck_ok(estimate_list(&in, list, &err), &err);
+	ck_assert_int_ge(list->choice, 0);
+	ck_assert_str_eq(estimate_fits_text(&list->all[list->choice]), "tight");
+	ck_assert_ptr_eq(estimate_best(list, -1, -1), &list->all[list->choice]);
+	where.device.memory = (int64_t)least - 1;
+	ck_ok(estimate_list(&in, list, &err), &err);
+	ck_assert_int_eq(list->choice, -1);
+	ck_assert_str_eq(estimate_fits_text(estimate_best(list, -1, -1)), "no");
 }
 END_TEST
 
@@ -743,6 +851,7 @@ int main(void)
 	tcase_set_timeout(tc, 120);
 	tcase_add_loop_test(tc, devices_are_named, 0, ARRAY_SIZE(notations));
 	tcase_add_test(tc, boards_are_known);
+	tcase_add_test(tc, the_driver_keeps_a_part);
 	suite_add_tcase(s, tc);
 	tc = tcase_create("costs");
 	tcase_set_timeout(tc, 120);
@@ -764,6 +873,8 @@ int main(void)
 	tcase_add_test(tc, tall_matrices_of_muon_keep_a_square);
 	tcase_add_test(tc, whole_blocks_are_kept_while_they_fit);
 	tcase_add_test(tc, outputs_are_kept_while_they_fit);
+	tcase_add_test(tc, each_communicator_takes_memory);
+	tcase_add_test(tc, a_part_of_the_memory_stays_free);
 	tcase_add_test(tc, outputs_that_nothing_reads_cost_nothing);
 	tcase_add_test(tc, a_head_of_scores_takes_little);
 	tcase_add_test(tc, capped_scores_need_no_cudnn);

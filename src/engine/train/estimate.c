@@ -24,6 +24,10 @@ const char *estimate_class_name(enum buffer_class c)
 	return buffer_class_name(c);
 }
 
+/* The part of the memory that "auto" leaves free: a device has no other, and what libraries take as a run
+ * goes on is not known to the last MiB. */
+#define SPARE_PART 50
+
 /* Reading a row maps up to 64 KiB around it (fault_around_bytes of the kernel), until the next micro-step;
  * rows that lie near each other share them. */
 #define MAPPED_BY_ROW (32 << 10)
@@ -146,13 +150,17 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 		out->bytes[plan->arena.buffers[i].class_] += plan->arena.buffers[i].bytes;
 	out->total = out->plan + out->outside + shared_host(in, out);
 	out->fits = out->total <= out->available;
+	out->spare = out->total <= out->available - out->available / SPARE_PART;
 	cost_of_step(plan, in->model, &o, in->max_row, in->where, &out->cost);
 	return 0;
 }
 
-/* Of two that fit: the faster, by more than rounding; of two as fast, the one of less memory. */
+/* Of two that fit: the one with spare memory; then the faster, by more than rounding; of two as fast, the one
+ * of less memory. */
 static bool is_better(const struct estimate *a, const struct estimate *b)
 {
+	if (a->spare != b->spare)
+		return a->spare;
 	if (a->cost.step < b->cost.step * 0.999)
 		return true;
 	return a->cost.step <= b->cost.step * 1.001 && a->total < b->total;
@@ -185,6 +193,11 @@ const char *estimate_recompute_text(char *buf, size_t size, const struct estimat
 	return buf;
 }
 
+const char *estimate_fits_text(const struct estimate *e)
+{
+	return e->spare ? "yes" : e->fits ? "tight" : "no";
+}
+
 const char *estimate_recompute_key(const struct estimate *e)
 {
 	return e->kept > 0 || e->outputs > 0 ? "auto" : way_name(e->recompute);
@@ -198,8 +211,8 @@ static void add(struct estimate_list *list, const struct estimate *e)
 	list->count++;
 }
 
-/* Between keeping everything, which does not fit, and `least`, which does: as many whole blocks as fit.
- * Memory grows by the same for each of them. */
+/* Between keeping everything, which leaves too little, and `least`, which does not: as many whole blocks as
+ * leave spare memory. Memory grows by the same for each of them. */
 static int add_kept(const struct estimate_input *in, const struct estimate *least, size_t whole,
                     struct estimate_list *list, struct error *err)
 {
@@ -215,7 +228,7 @@ static int add_kept(const struct estimate_input *in, const struct estimate *leas
 	for (o.kept_blocks = (int)MIN(room, layers - 2.0); o.kept_blocks > 0; o.kept_blocks--) {
 		if ((r = estimate_run(&one, &e, err)) < 0)
 			return r;
-		if (e.fits) {
+		if (e.spare) {
 			add(list, &e);
 			break;
 		}
@@ -223,8 +236,8 @@ static int add_kept(const struct estimate_input *in, const struct estimate *leas
 	return 0;
 }
 
-/* Beside keeping everything, which fits: the outputs of norms and of the activation of as many blocks as
- * fit. */
+/* Beside keeping everything: the outputs of norms and of the activation of as many blocks as leave spare
+ * memory. */
 static int add_outputs(const struct estimate_input *in, const struct estimate *whole,
                        struct estimate_list *list, struct error *err)
 {
@@ -240,9 +253,9 @@ static int add_outputs(const struct estimate_input *in, const struct estimate *w
 	while (o.kept_outputs > 0) {
 		if ((r = estimate_run(&one, &e, err)) < 0)
 			return r;
-		if (e.outputs > 0 && e.fits)
+		if (e.outputs > 0 && e.spare)
 			add(list, &e);
-		if (e.outputs == 0 || e.fits)
+		if (e.outputs == 0 || e.spare)
 			break;
 		each = ((double)e.total - (double)whole->total) / e.outputs;
 		o.kept_outputs =
@@ -267,10 +280,10 @@ static int add_strategy(const struct estimate_input *in, struct estimate_list *l
 			return r;
 	}
 	for (size_t i = 0; i < ARRAY_SIZE(ways); i++) {
-		if (i > 0 && way[i].fits && !way[0].fits &&
+		if (i > 0 && way[i].spare && !way[0].spare &&
 		    (r = add_kept(&one, &way[i], way[0].total, list, err)) < 0)
 			return r;
-		if (i == 0 && way[0].fits && (r = add_outputs(&one, &way[0], list, err)) < 0)
+		if (i == 0 && way[0].spare && (r = add_outputs(&one, &way[0], list, err)) < 0)
 			return r;
 		if (way[i].recompute == in->options->recompute)
 			list->run = (int)list->count;

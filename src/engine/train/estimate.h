@@ -32,7 +32,8 @@ struct estimate {
 	size_t host;                  /* in host memory, which on a CPU is the device's and part of total */
 	size_t disk;                  /* in the file of parallel.offload_dir */
 	size_t total, available;
-	bool fits;
+	bool fits;  /* total is available */
+	bool spare; /* and a part is left over: "auto" takes a plan without only where there is no other */
 	struct cost cost;
 };
 
@@ -47,15 +48,19 @@ enum { ESTIMATES_MAX = 32 };
 struct estimate_list {
 	struct estimate all[ESTIMATES_MAX]; /* by strategy, then by recomputation, the most kept first */
 	size_t count;
-	int run;    /* which of them the run asks for */
-	int choice; /* the fastest that fits, the one of less memory of two that are as fast; -1: none fits */
+	int run; /* which of them the run asks for */
+	/* The fastest that fits, of those with spare memory if there are any, the one of less memory of two
+	 * that are as fast; -1: none fits */
+	int choice;
 };
 int estimate_list(const struct estimate_input *in, struct estimate_list *out, struct error *err);
-/* The fastest that fits, else the one of the least memory, of those with this strategy and recomputation; -1:
- * of all. */
+/* The fastest that fits, of those with spare memory if there are any, else the one of the least memory, of
+ * those with this strategy and recomputation; -1: of all. */
 const struct estimate *estimate_best(const struct estimate_list *list, int strategy, int recompute);
 /* "none", "full", "full, 12 kept", or "none, outputs of 12 kept"; into buf, returned. */
 const char *estimate_recompute_text(char *buf, size_t size, const struct estimate *e);
+/* "yes", "tight" where no memory is spare, or "no". */
+const char *estimate_fits_text(const struct estimate *e);
 /* The value of train.recompute with which a run has this plan. */
 const char *estimate_recompute_key(const struct estimate *e);
 /* -ENOMEM where a rank's plan is larger than its device, with the nearest that fits: another strategy, else

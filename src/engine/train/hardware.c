@@ -18,40 +18,48 @@
 #define NODE_DEVICES 8
 #define DEVICES_MAX  (1 << 20)
 
-/* Memory is what nvidia-smi shows. Peaks and bandwidths are the makers' data sheets'; links are NVLink's or
+/* Memory is what CUDA reports (totalGlobalMem), the least that programs have published; the driver keeps the
+ * rest of what nvidia-smi shows. Peaks and bandwidths are the makers' data sheets'; links are NVLink's or
  * PCIe's rate in one direction, and one network adapter a device (400 Gb/s for H100 and newer, 200 Gb/s for
  * A100 and L40S, 100 Gb/s for the others). The shares that are reached are published ones: products on H100
  * 620 to 680 TFLOP/s of 989 for long under its power limit, on A100 255 of 312; attention by cuDNN on H100
- * and H200 591 and 474 TFLOP/s forward and backward; NCCL's bus bandwidth about 0.8 of a link. */
-#define GPU(name_, board_, cudnn_)                                                                           \
+ * and H200 591 and 474 TFLOP/s forward and backward; NCCL's bus bandwidth about 0.8 of a link.
+ *
+ * A communicator of NCCL takes memory at its first collectives: some 9 MiB for the connections of each
+ * channel of its rings, of which there are 16 to 24 (32 on B200), and, where the switches of NVLink sum
+ * (Hopper and newer), 2 MiB for each of 16 channels (24 to 32 on B200) and each rank of a node, 256 MiB with
+ * 8 of them. A lane of two ranks, or of one rank of each node, has little or nothing of the latter, as have
+ * GPUs without such switches, and GPUs without NVLink have fewer channels. The same is counted for all of
+ * them, rather too much than too little. */
+#define GPU(name_, board_, cudnn_, comm_)                                                                    \
 	.name = name_, .board = board_, .sizing = {.engine = DEVICE_ENGINE_CUDA, .cudnn = cudnn_},           \
-	.outside = 1024 * MIB, .outside_comm = 512 * MIB, .stream = 0.85, .link = 0.8, .start = 4e-6,        \
-	.latency = 1.2e-5, .overlap = 0.15
+	.outside = 1024 * MIB, .outside_comm = (comm_)*MIB, .outside_lane = (comm_)*MIB, .stream = 0.85,     \
+	.link = 0.8, .start = 4e-6, .latency = 1.2e-5, .overlap = 0.15
 static const struct hardware table[] = {
-    {GPU("H100-80GB", "H100", true), .memory = 81559 * MIB, .fp32 = 66.9e12, .bf16 = 989.4e12,
-     .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 3.35e12, .intra = 450e9, .inter = 50e9, .gemm = 0.66,
-     .attention_forward = 0.58, .attention_backward = 0.46},
-    {GPU("H200-141GB", "H200", true), .memory = 143771 * MIB, .fp32 = 66.9e12, .bf16 = 989.4e12,
-     .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 4.8e12, .intra = 450e9, .inter = 50e9, .gemm = 0.66,
-     .attention_forward = 0.58, .attention_backward = 0.46},
-    {GPU("B200-180GB", "B200", true), .memory = 183359 * MIB, .fp32 = 75e12, .bf16 = 2250e12, .fp16 = 2250e12,
-     .fp8 = 4500e12, .bandwidth = 7.7e12, .intra = 900e9, .inter = 50e9, .gemm = 0.62,
-     .attention_forward = 0.5, .attention_backward = 0.4},
-    {GPU("A100-80GB", "A100", false), .memory = 81920 * MIB, .fp32 = 19.5e12, .bf16 = 312e12, .fp16 = 312e12,
-     .bandwidth = 2.039e12, .intra = 300e9, .inter = 25e9, .gemm = 0.82, .attention_forward = 0.55,
-     .attention_backward = 0.45},
-    {GPU("A100-40GB", "A100", false), .memory = 40960 * MIB, .fp32 = 19.5e12, .bf16 = 312e12, .fp16 = 312e12,
-     .bandwidth = 1.555e12, .intra = 300e9, .inter = 25e9, .gemm = 0.82, .attention_forward = 0.55,
-     .attention_backward = 0.45},
-    {GPU("L40S-48GB", "L40S", false), .memory = 46068 * MIB, .fp32 = 91.6e12, .bf16 = 362e12, .fp16 = 362e12,
-     .fp8 = 733e12, .bandwidth = 864e9, .intra = 25e9, .inter = 25e9, .gemm = 0.65, .attention_forward = 0.5,
-     .attention_backward = 0.4},
-    {GPU("RTX4090-24GB", "RTX 4090", false), .memory = 24564 * MIB, .fp32 = 82.6e12, .bf16 = 165.2e12,
-     .fp16 = 165.2e12, .fp8 = 330.3e12, .bandwidth = 1.008e12, .intra = 20e9, .inter = 12.5e9, .gemm = 0.85,
-     .attention_forward = 0.6, .attention_backward = 0.5},
-    {GPU("RTX3090-24GB", "RTX 3090", false), .memory = 24576 * MIB, .fp32 = 35.6e12, .bf16 = 71e12,
-     .fp16 = 71e12, .bandwidth = 936e9, .intra = 20e9, .inter = 12.5e9, .gemm = 0.85,
-     .attention_forward = 0.6, .attention_backward = 0.5},
+    {GPU("H100-80GB", "H100", true, 512), .memory = 81000 * MIB, .shown = 81559 * MIB, .fp32 = 66.9e12,
+     .bf16 = 989.4e12, .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 3.35e12, .intra = 450e9,
+     .inter = 50e9, .gemm = 0.66, .attention_forward = 0.58, .attention_backward = 0.46},
+    {GPU("H200-141GB", "H200", true, 512), .memory = 143155 * MIB, .shown = 143771 * MIB, .fp32 = 66.9e12,
+     .bf16 = 989.4e12, .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 4.8e12, .intra = 450e9, .inter = 50e9,
+     .gemm = 0.66, .attention_forward = 0.58, .attention_backward = 0.46},
+    {GPU("B200-180GB", "B200", true, 768), .memory = 182630 * MIB, .shown = 183359 * MIB, .fp32 = 75e12,
+     .bf16 = 2250e12, .fp16 = 2250e12, .fp8 = 4500e12, .bandwidth = 7.7e12, .intra = 900e9, .inter = 50e9,
+     .gemm = 0.62, .attention_forward = 0.5, .attention_backward = 0.4},
+    {GPU("A100-80GB", "A100", false, 512), .memory = 81152 * MIB, .shown = 81920 * MIB, .fp32 = 19.5e12,
+     .bf16 = 312e12, .fp16 = 312e12, .bandwidth = 2.039e12, .intra = 300e9, .inter = 25e9, .gemm = 0.82,
+     .attention_forward = 0.55, .attention_backward = 0.45},
+    {GPU("A100-40GB", "A100", false, 512), .memory = 40325 * MIB, .shown = 40960 * MIB, .fp32 = 19.5e12,
+     .bf16 = 312e12, .fp16 = 312e12, .bandwidth = 1.555e12, .intra = 300e9, .inter = 25e9, .gemm = 0.82,
+     .attention_forward = 0.55, .attention_backward = 0.45},
+    {GPU("L40S-48GB", "L40S", false, 512), .memory = 45486 * MIB, .shown = 46068 * MIB, .fp32 = 91.6e12,
+     .bf16 = 362e12, .fp16 = 362e12, .fp8 = 733e12, .bandwidth = 864e9, .intra = 25e9, .inter = 25e9,
+     .gemm = 0.65, .attention_forward = 0.5, .attention_backward = 0.4},
+    {GPU("RTX4090-24GB", "RTX 4090", false, 512), .memory = 24084 * MIB, .shown = 24564 * MIB,
+     .fp32 = 82.6e12, .bf16 = 165.2e12, .fp16 = 165.2e12, .fp8 = 330.3e12, .bandwidth = 1.008e12,
+     .intra = 20e9, .inter = 12.5e9, .gemm = 0.85, .attention_forward = 0.6, .attention_backward = 0.5},
+    {GPU("RTX3090-24GB", "RTX 3090", false, 512), .memory = 24125 * MIB, .shown = 24576 * MIB,
+     .fp32 = 35.6e12, .bf16 = 71e12, .fp16 = 71e12, .bandwidth = 936e9, .intra = 20e9, .inter = 12.5e9,
+     .gemm = 0.85, .attention_forward = 0.6, .attention_backward = 0.5},
     /* A thread of the processor that tests/bench/RESULTS.md describes; --measure makes better figures. */
     {.name = "cpu",
      .board = "",
@@ -142,10 +150,15 @@ const struct hardware *hardware_by_board(const char *board, int64_t memory)
 
 		if (!h->board[0] || !strstr(board, h->board))
 			continue;
-		if (!best || llabs(h->memory - memory) < llabs(best->memory - memory))
+		if (!best || llabs(h->shown - memory) < llabs(best->shown - memory))
 			best = h;
 	}
 	return best;
+}
+
+int64_t hardware_usable(const struct hardware *h, int64_t shown)
+{
+	return (int64_t)((double)shown * ((double)h->memory / (double)h->shown));
 }
 
 double hardware_peak(const struct hardware *h, enum dtype type)

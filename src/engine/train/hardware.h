@@ -19,7 +19,9 @@ struct hardware {
 	const char *name;  /* "H100-80GB" */
 	const char *board; /* a part of the name that the driver gives: "H100" */
 	struct device_sizing sizing;
-	int64_t memory; /* bytes */
+	int64_t memory; /* bytes that a program can have: what CUDA reports of a GPU */
+	int64_t
+	    shown; /* of a GPU of the table: what the driver shows in nvidia-smi and NVML, which is more */
 	/* Bytes that a worker takes beyond its plan: program, driver and libraries; what the library for bf16
 	 * takes more, and with adapters besides; what the communicator of all ranks takes, and what each
 	 * further one does. */
@@ -55,6 +57,9 @@ bool hardware_find(const char *name, struct hardware *out);
 /* By the name that the driver gives ("NVIDIA H100 80GB HBM3") and its memory, which the result has; NULL:
  * none is known by that name. */
 const struct hardware *hardware_by_board(const char *board, int64_t memory);
+/* What CUDA would report of a GPU of which the driver shows so much: in proportion, since it may be a part of
+ * one. */
+int64_t hardware_usable(const struct hardware *h, int64_t shown);
 /* "8xH100-80GB", "H100-80GB", or "128x8xH100-80GB" (nodes, devices of each). More than 8 without a number of
  * nodes are nodes of 8; without a number nodes and per_node are 0. An unknown name is an error that lists the
  * names, with the nearest of them. */
