@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
 #include "cluster/schedule_look.h"
 #include "cluster/topology.h"
 
@@ -86,7 +86,7 @@ struct candidate {
 static int order_of(const struct sched_run *r, const char *node)
 {
 	for (size_t i = 0; i < r->held_count; i++)
-		if (strcasecmp(r->held[i].node, node) == 0)
+		if (str_eq_host(r->held[i].node, node))
 			return r->held[i].worked ? 0 : 1;
 	return 2;
 }
