@@ -520,6 +520,10 @@ char *run_config_tokenizer(const struct run_config *c)
 	const char *init = c->model.init, *slash;
 	struct stat st;
 
+	/* An adapter is saved with the tokenizer that it was trained with, chat template included. */
+	if (c->task == RUN_GENERATE && !c->model.tokenizer && c->generate.adapter &&
+	    file_exists_in(c->generate.adapter, "tokenizer.json"))
+		return strdup(c->generate.adapter);
 	if (c->model.tokenizer || c->model.path)
 		return strdup(c->model.tokenizer ? c->model.tokenizer : c->model.path);
 	if (stat(init, &st) == 0 && S_ISDIR(st.st_mode))

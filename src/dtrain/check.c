@@ -235,17 +235,20 @@ static struct tokenizer *check_tokenizer(struct check *k)
 static void check_template(struct check *k, const struct tokenizer *tok)
 {
 	const char *name = k->c->data.template_;
-	const struct template *template;
+	_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
+	const struct template *named;
 	struct error err = ERROR_INIT;
 	int r;
 
 	if (!tok && !name)
 		return;
-	r = tok ? template_resolve(name, tok, &template, &err) : template_find(name, &template, &err);
+	r = tok ? template_choose(name, tok, &choice, &err) : template_find(name, &named, &err);
 	if (r < 0)
 		print_wrong(k, "data.template", &err);
+	else if (tok)
+		print_good(k, "template", "%s (%s)", choice.template.name, choice.reason);
 	else
-		print_good(k, "template", "%s%s", template->name, name ? "" : ", by the tokenizer");
+		print_good(k, "template", "%s", named->name);
 }
 
 static void check_tool_prompt(struct check *k)

@@ -28,6 +28,7 @@ struct generation {
 	const struct run_config *c;
 	struct device *dev;
 	struct tokenizer *tok;
+	struct template_choice template; /* of a chat */
 	struct model_config model;
 	struct generator *generator;
 	struct token_list stops; /* ids that end the answer */
@@ -82,6 +83,7 @@ static void generation_free(struct generation *g)
 {
 	generator_freep(&g->generator);
 	tokenizer_freep(&g->tok);
+	template_choice_clear(&g->template);
 	device_destroyp(&g->dev);
 	token_list_free(&g->stops);
 	for (size_t i = 0; g->sequences && i < g->n; i++) {
@@ -130,7 +132,22 @@ static int collect_stops(struct generation *g, struct error *err)
 		return r;
 	if (add_stop(g, tokenizer_eos(g->tok)) < 0)
 		return error_oom(err);
-	return g->c->generate.chat ? template_stops(g->tok, g->c->data.template_, &g->stops, err) : 0;
+	return g->c->generate.chat ? template_stops(g->tok, &g->template.template, &g->stops, err) : 0;
+}
+
+static int choose_template(struct generation *g, struct error *err)
+{
+	int r;
+
+	if (!g->c->generate.chat)
+		return 0;
+	r = template_choose(g->c->data.template_, g->tok, &g->template, err);
+	if (r == 0 && g->template.source == TEMPLATE_FALLBACK)
+		fprintf(stderr,
+		        "warning: the tokenizer has no chat template, and data.template is not set: the "
+		        "template \"%s\" is taken, which the model may not have been trained with\n",
+		        g->template.template.name);
+	return r;
 }
 
 static bool is_stop(const struct generation *g, int32_t id)
@@ -146,7 +163,7 @@ static int encode_prompt(struct generation *g, const char *text, const char *whe
                          struct error *err)
 {
 	int r = g->c->generate.chat
-	            ? template_prompt(g->tok, g->c->data.template_, g->c->data.system, text, &s->ids, err)
+	            ? template_prompt(g->tok, &g->template.template, g->c->data.system, text, &s->ids, err)
 	            : tokenizer_encode(g->tok, text, strlen(text), true, &s->ids, err);
 
 	if (r < 0)
@@ -212,8 +229,8 @@ static int load(struct generation *g, struct error *err)
 		return r;
 	}
 	if ((r = hf_choose_head(&g->model, false, g->c->model.path, err)) < 0 ||
-	    (r = tokenizer_load(tokenizer, &g->tok, err)) < 0 || (r = collect_stops(g, err)) < 0 ||
-	    (r = encode_prompts(g, err)) < 0)
+	    (r = tokenizer_load(tokenizer, &g->tok, err)) < 0 || (r = choose_template(g, err)) < 0 ||
+	    (r = collect_stops(g, err)) < 0 || (r = encode_prompts(g, err)) < 0)
 		return r;
 	o.ids = tokenizer_vocab_size(g->tok);
 	for (size_t i = 0; i < g->n; i++)

@@ -13,6 +13,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/chat/jinja.h"
 #include "engine/checkpoint/algorithms.h"
 #include "engine/checkpoint/elsewhere.h"
 #include "engine/checkpoint/hf.h"
@@ -39,6 +40,7 @@ static void training_free(struct training *t)
 	dataset_closep(&t->eval);
 	dataset_closep(&t->data);
 	tokenizer_freep(&t->tok);
+	strbuf_free(&t->chat_template);
 	saver_freep(&t->saver);
 	device_destroyp(&t->dev);
 	str_list_free(t->targets);
@@ -197,6 +199,23 @@ static void warn_of_labels(const struct training *t)
 		       kinds[1] ? "true" : "false");
 }
 
+/* Only conversations have one. The tokenizer that is saved gets it, too. */
+static int choose_template(struct training *t, struct error *err)
+{
+	_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
+	int r;
+
+	if (t->c->task == RUN_PRETRAIN)
+		return 0;
+	r = template_choose(t->c->data.template_, t->tok, &choice, err);
+	if (r < 0)
+		return r;
+	if (training_first_rank(t))
+		printf("template: %s (%s)\n", choice.template.name, choice.reason);
+	return jinja_for_training(&choice, t->tok, t->c->data.system, t->c->data.efficient_eos,
+	                          &t->chat_template, err);
+}
+
 static int open_data(struct training *t, struct error *err)
 {
 	const char *tokenizer = t->tokenizer;
@@ -209,7 +228,8 @@ static int open_data(struct training *t, struct error *err)
 	if (!cache)
 		return error_oom(err);
 	if ((r = tokenizer_load(tokenizer, &t->tok, err)) < 0 ||
-	    (r = tokenizer_fits(t->tok, tokenizer, t->model.vocab, err)) < 0)
+	    (r = tokenizer_fits(t->tok, tokenizer, t->model.vocab, err)) < 0 ||
+	    (r = choose_template(t, err)) < 0)
 		return r;
 	warn_of_length(t);
 	t->options.preference.pad = padding(t);
@@ -308,6 +328,7 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	                                  .eos = tokenizer_eos(t->tok),
 	                                  .pad = t->model.scores ? t->options.preference.pad
 	                                                         : tokenizer_pad(t->tok),
+	                                  .chat_template = t->chat_template.data,
 	                                  .fingerprint = print};
 
 	return saver_attach(t->saver, &contents, err);

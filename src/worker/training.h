@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/str.h"
 #include "config/run.h"
 #include "engine/checkpoint/agreement.h"
 #include "engine/checkpoint/peft.h"
@@ -35,6 +36,7 @@ struct training {
 	struct model_config model;
 	struct device *dev;
 	struct tokenizer *tok;
+	struct strbuf chat_template; /* saved in place of the tokenizer's own; empty: that stays */
 	struct dataset *data, *eval;
 	struct comm *comm;
 	struct trainer *trainer;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * dataset_dump TOKENIZER [KEY=VALUE …]: the rows of a dataset as JSON lines {"ids","targets","starts"}, the
- * training split first, a line "eval" between the two. tests/engine/dataset_reference.py compares them.
+ * training split first, a line "eval" between the two. chat_template=FILE: writes the Jinja source that would
+ * be saved with a model. tests/engine/dataset_reference.py compares them.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -9,8 +10,9 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/str.h"
-#include "engine/chat/template.h"
+#include "engine/chat/jinja.h"
 #include "engine/dataset/dataset.h"
 #include "print_row.h"
 
@@ -83,8 +85,23 @@ static int parse_option(struct dataset_options *o, char *arg, const char **paths
 	return 0;
 }
 
+static int write_jinja(const struct dataset_options *o, const struct tokenizer *tok, const char *path,
+                       struct error *err)
+{
+	_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
+	_cleanup_strbuf_ struct strbuf text = {0};
+	int r = template_choose(o->template_name, tok, &choice, err);
+
+	if (o->system)
+		choice.template.default_system = o->system;
+	if (r < 0 || (r = jinja_write(&choice.template, tok, o->efficient_eos, &text, err)) < 0)
+		return r;
+	return file_write_atomic(path, text.data, text.len, 0644, err);
+}
+
 int main(int argc, char **argv)
 {
+	const char *chat_template = NULL;
 	_cleanup_(tokenizer_freep) struct tokenizer *tok = NULL;
 	_cleanup_(dataset_closep) struct dataset *train = NULL, *held_back = NULL;
 	const char *paths[2] = {NULL}, *names[2] = {NULL};
@@ -104,6 +121,10 @@ int main(int argc, char **argv)
 			o.max_length = atoi(argv[i] + strlen("max_length="));
 			continue;
 		}
+		if (str_starts(argv[i], "chat_template=")) {
+			chat_template = strchr(argv[i], '=') + 1;
+			continue;
+		}
 		if (str_eq(argv[i], "task=pairs") || str_eq(argv[i], "task=labels")) {
 			o.task = str_eq(argv[i], "task=pairs") ? DATASET_PAIRS : DATASET_LABELS;
 			continue;
@@ -114,6 +135,10 @@ int main(int argc, char **argv)
 		}
 	}
 	if (tokenizer_load(argv[1], &tok, &err) < 0) {
+		fprintf(stderr, "error: %s\n", err.message);
+		return 1;
+	}
+	if (chat_template && write_jinja(&o, tok, chat_template, &err) < 0) {
 		fprintf(stderr, "error: %s\n", err.message);
 		return 1;
 	}

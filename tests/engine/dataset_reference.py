@@ -11,6 +11,7 @@ import bisect
 import collections
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -302,6 +303,50 @@ def history_file(path, records):
     return out
 
 
+def chat_templates(program, directory, names, tmp):
+    """The Jinja source that is saved with a model gives the ids that it was trained with."""
+    from transformers import AutoTokenizer
+    saved = os.path.join(tmp, "tokenizer")
+    shutil.copytree(directory, saved, dirs_exist_ok=True)
+    data = os.path.join(tmp, "chats.jsonl")
+    chats = [[("user", "What's it?"), ("assistant", "It\\'s 1,\n'2' {{ 3 }}.")],
+             [("system", "Be brief."), ("user", "Hallo, du #}"), ("assistant", "Guten Tag"), ("user", "Wie geht's?"),
+              ("assistant", "Gut, ß und 日本.")],
+             [("system", "S"), ("user", "U"), ("assistant", "A"), ("tool", '{"T": 1}'), ("assistant", "A")]]
+    chats = [[{"role": r, "content": c} for r, c in chat] for chat in chats]
+    with open(data, "w") as f:
+        for chat in chats:
+            f.write(json.dumps({"messages": chat}) + "\n")
+    done = 0
+    for name in names:
+        for flags in ({}, {"system": "Say #} or 'it'."}, {"efficient_eos": True}):
+            o = {"template": name, "max_length": 4000, "path": data, "format": "openai",
+                 "chat_template": os.path.join(saved, "chat_template.jinja"), **flags}
+            try:
+                rows = dump(program, directory, o)
+            except SystemExit as e:
+                # A template that is not known here, efficient_eos with a template that has it, or a token that the tokenizer does not have.
+                if any(x in str(e) for x in ("unknown template", "does not go with", "has no token")):
+                    continue
+                raise
+            if not done:
+                tokenizer = AutoTokenizer.from_pretrained(saved)
+                assert tokenizer.chat_template.startswith("{#- dtrain: "), tokenizer.chat_template
+            with open(o["chat_template"]) as f:
+                tokenizer.chat_template = f.read()
+            for row, chat in zip(rows, chats, strict=True):
+                ids = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
+                text, want = (tokenizer.decode(i, clean_up_tokenization_spaces=False) for i in (ids, row["ids"]))
+                if text != want:
+                    raise SystemExit("%s %s %s: the saved chat template gives\n  %r\n  instead of\n  %r" %
+                                     (directory, name, flags, text, want))
+                # Only where a turn ends with a space does a token cross its end, when all text is tokenized at once.
+                if ids != row["ids"] and name not in ("breeze", "ernie_nothink"):
+                    raise SystemExit("%s %s %s: other ids by the saved chat template" % (directory, name, flags))
+            done += 1
+    print("ok %-70s %5d" % (os.path.basename(directory) + " saved chat templates", done))
+
+
 def main(program, shared):
     templates = os.path.join(shared, "reference/llamafactory/lf_templates.json")
     if not os.path.exists(templates):
@@ -315,6 +360,9 @@ def main(program, shared):
     with open(os.path.join(data, "glaive_toolcall_en_demo.json")) as f:
         glaive = json.load(f)
     with tempfile.TemporaryDirectory() as tmp:
+        for tokenizer, names in (("minimind", [*templates, "olmo2", "tulu"]), ("llama3.2", ["llama3", "qwen3"]),
+                                 ("gpt2", ["default", "chatml"])):
+            chat_templates(program, os.path.join(shared, "tokenizers", tokenizer), names, tmp)
         history_path = os.path.join(tmp, "history.jsonl")
         history = history_file(history_path, alpaca[:300])
         for tokenizer in ("minimind", "llama3.2", "mistral-7b-v0.1", "gpt2"):

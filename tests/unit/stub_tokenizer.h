@@ -49,6 +49,11 @@ int32_t tokenizer_token_to_id(const struct tokenizer *tok, const char *token)
 	return -1;
 }
 
+const char *tokenizer_id_to_token(const struct tokenizer *tok, int32_t id)
+{
+	return id >= 0 && (size_t)id < ARRAY_SIZE(stub_specials) ? stub_specials[id] : NULL;
+}
+
 int32_t tokenizer_bos(const struct tokenizer *tok)
 {
 	return 1;

@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "engine/chat/encode.h"
 #include "engine/chat/exact_json.h"
+#include "engine/chat/jinja.h"
 #include "engine/chat/template.h"
 #include "engine/dataset/dataset.h"
 #include "engine/dataset/pack.h"
@@ -78,25 +79,94 @@ END_TEST
 /* --- templates and encoding
  * ------------------------------------------------------------------------------ */
 
+/* Chat templates of published models, shortened where nothing else is recognized by the rest. */
+static const struct {
+	const char *jinja, *name, *system;
+} known_templates[] = {
+    {"{{'<|im_start|>' + x}}", "chatml", NULL},
+    {"<|im_start|> <tool_call> <think>", "qwen3", NULL},
+    {"<|start_header_id|>", "llama3", NULL},
+    {"[INST] {{x}} [/INST]", "mistral", NULL},
+    {"[INST] <<SYS>>", "llama2", NULL},
+    {"<start_of_turn>user", "gemma", NULL},
+    /* OLMo-2-1124-7B-Instruct, and the same without bos_token: Tulu 3 */
+    {"{{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>\\n' + "
+     "message['content'] + '\\n' }}{% elif message['role'] == 'user' %}{{ '<|user|>\\n' + "
+     "message['content'] + '\\n' }}{% elif message['role'] == 'assistant' %}{% if not loop.last %}{{ "
+     "'<|assistant|>\\n'  + message['content'] + eos_token + '\\n' }}{% else %}{{ '<|assistant|>\\n'  + "
+     "message['content'] + eos_token }}{% endif %}{% endif %}{% if loop.last and add_generation_prompt %}{{ "
+     "'<|assistant|>\\n' }}{% endif %}{% endfor %}",
+     "olmo2", NULL},
+    {"{{ '<|user|>\n' + message['content'] + '\n' }}{{ '<|assistant|>\n'  + message['content'] + eos_token "
+     "}}",
+     "tulu", NULL},
+    /* zephyr-7b-beta */
+    {"{% for message in messages %}\n{% if message['role'] == 'user' %}\n{{ '<|user|>\n' + "
+     "message['content'] + eos_token }}\n{% elif message['role'] == 'system' %}\n{{ '<|system|>\n' + "
+     "message['content'] + eos_token }}",
+     "zephyr", NULL},
+    /* Phi-4-mini-instruct, Phi-3-mini */
+    {"{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message %}{% else %}{{ "
+     "'<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}{% if "
+     "add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}",
+     "phi4_mini", NULL},
+    {"{{'<|user|>\\n' + message['content'] + '<|end|>\\n'}}", "phi", NULL},
+    /* SmolLM2-Instruct, Qwen2-Instruct, Qwen2.5-Instruct */
+    {"{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ "
+     "'<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' "
+     "}}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}",
+     "smollm2", "You are a helpful AI assistant named SmolLM, trained by Hugging Face"},
+    {"{{ '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}", "chatml",
+     "You are a helpful assistant."},
+    {"{{- '<|im_start|>system\\n' }}{{- 'You are Qwen, created by Alibaba Cloud. You are a helpful "
+     "assistant.' }}<tool_call>{{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud. You are a "
+     "helpful assistant.<|im_end|>\\n' }}",
+     "qwen", "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
+    {"{{ '<|im_start|>system\\nIt\\'s so.\\nDo<|im_end|>' }}", "chatml", "It's so.\nDo"},
+    {"{{ '<|im_start|>system\\nIt\\", "chatml", NULL},
+    {"{%- set model_identity = \"You are ChatGPT, a large language model trained by OpenAI.\" "
+     "%}<|start|>system<|message|> <|channel|>",
+     "gpt_oss", "You are ChatGPT, a large language model trained by OpenAI."},
+    {"{{ 'USER: ' + message['content'] + ' ASSISTANT:' }}", "vicuna", NULL},
+};
+
 START_TEST(test_templates)
 {
 	struct error err = ERROR_INIT;
+	struct template_choice choice = {.source = TEMPLATE_NAMED};
 	const struct template *t;
 	struct tokenizer tok = {0};
 	int plain = 0;
-	static const char *const jinja[][2] = {
-	    {"{{'<|im_start|>' + x}}", "chatml"}, {"<|im_start|> <tool_call> <think>", "qwen3"},
-	    {"<|start_header_id|>", "llama3"},    {"[INST] {{x}} [/INST]", "mistral"},
-	    {"[INST] <<SYS>>", "llama2"},         {"<start_of_turn>user", "gemma"},
-	    {"nothing known", "default"},
-	};
+	static const char *const unknown[] = {"nothing known", "{{ '<|user|>\\n' + message['content'] }}",
+	                                      /* SmolLM3 */
+	                                      "<|im_start|>system\n## Metadata You are a helpful AI "
+	                                      "assistant named SmolLM <think> <tool_call>"};
 
-	for (size_t i = 0; i < ARRAY_SIZE(jinja); i++) {
-		tok.chat_template = jinja[i][0];
-		ck_ok(template_resolve(NULL, &tok, &t, &err), &err);
-		ck_assert_str_eq(t->name, jinja[i][1]);
+	for (size_t i = 0; i < ARRAY_SIZE(known_templates); i++) {
+		tok.chat_template = known_templates[i].jinja;
+		ck_ok(template_choose(NULL, &tok, &choice, &err), &err);
+		ck_assert_str_eq(choice.template.name, known_templates[i].name);
+		ck_assert_pstr_eq(choice.template.default_system, known_templates[i].system);
+		ck_assert_int_eq(choice.source, TEMPLATE_RECOGNIZED);
+		ck_assert(str_starts(choice.reason, "the tokenizer's chat template contains "));
+		ck_assert_ptr_null(strchr(choice.reason, '\n'));
+		template_choice_clear(&choice);
 	}
-	ck_fails(template_resolve("lama3", &tok, &t, &err), &err,
+	for (size_t i = 0; i < ARRAY_SIZE(unknown); i++) {
+		tok.chat_template = unknown[i];
+		ck_fails(template_choose(NULL, &tok, &choice, &err), &err,
+		         "the tokenizer's chat template is none that is known here: set data.template");
+		template_choice_clear(&choice);
+	}
+	ck_ok(template_choose("default", &tok, &choice, &err), &err);
+	ck_assert_int_eq(choice.source, TEMPLATE_NAMED);
+	template_choice_clear(&choice);
+	tok.chat_template = NULL;
+	ck_ok(template_choose(NULL, &tok, &choice, &err), &err);
+	ck_assert_str_eq(choice.template.name, "default");
+	ck_assert_int_eq(choice.source, TEMPLATE_FALLBACK);
+	template_choice_clear(&choice);
+	ck_fails(template_choose("lama3", &tok, &choice, &err), &err,
 	         "unknown template 'lama3'; known are: alpaca, ");
 	ck_assert_ptr_nonnull(strstr(err.message, "zephyr"));
 	/* Each has slots with exactly one place for the content, and system_in_user a system of one text.
@@ -140,9 +210,11 @@ START_TEST(test_template_prompt)
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct token_list ids = {0};
+		const struct template *t;
 		char *text;
 
-		ck_ok(template_prompt(&tok, cases[i][0], cases[i][1], cases[i][2], &ids, &err), &err);
+		ck_ok(template_find(cases[i][0], &t, &err), &err);
+		ck_ok(template_prompt(&tok, t, cases[i][1], cases[i][2], &ids, &err), &err);
 		text = stub_text(ids.ids, ids.len);
 		ck_assert_str_eq(text, cases[i][3]);
 		free(text);
@@ -161,14 +233,67 @@ START_TEST(test_template_stops)
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct token_list ids = {0};
+		const struct template *t;
 		char *text;
 
-		ck_ok(template_stops(&tok, cases[i][0], &ids, &err), &err);
+		ck_ok(template_find(cases[i][0], &t, &err), &err);
+		ck_ok(template_stops(&tok, t, &ids, &err), &err);
 		text = stub_text(ids.ids, ids.len);
 		ck_assert_str_eq(text, cases[i][1]);
 		free(text);
 		token_list_free(&ids);
 	}
+}
+END_TEST
+
+/* What is saved with a model names its template, and the system prompt that it was trained with. */
+START_TEST(test_saved_template)
+{
+	static const struct {
+		const char *name, *jinja, *system; /* of the run, and of its tokenizer */
+		bool saved;
+		const char *chosen, *chosen_system;
+	} cases[] = {
+	    {"llama3", NULL, NULL, true, "llama3", NULL},
+	    {NULL, NULL, NULL, true, "default", NULL},
+	    {"zephyr", NULL, NULL, true, "zephyr", "You are Zephyr, a helpful assistant."},
+	    {"zephyr", NULL, "Say #} \"it\"\n", true, "zephyr", "Say #} \"it\"\n"},
+	    {"zephyr", NULL, "", true, "zephyr", ""},
+	    {"mistral", "<|start_header_id|>", NULL, true, "mistral", NULL},
+	    {"llama3", "<|start_header_id|>", NULL, false, NULL, NULL},
+	    {"alpaca", "what is not known", "S", true, "alpaca", "S"},
+	    {NULL, "<|start_header_id|>", NULL, false, NULL, NULL},
+	};
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct template_choice choice = {.source = TEMPLATE_NAMED}, again = choice;
+		struct strbuf saved = {0}, unchanged = {0};
+		struct tokenizer tok = {.chat_template = cases[i].jinja};
+
+		ck_ok(template_choose(cases[i].name, &tok, &choice, &err), &err);
+		ck_ok(jinja_for_training(&choice, &tok, cases[i].system, false, &saved, &err), &err);
+		ck_assert_int_eq(saved.len > 0, cases[i].saved);
+		if (!saved.len) {
+			template_choice_clear(&choice);
+			continue;
+		}
+		tok.chat_template = saved.data;
+		ck_ok(template_choose(NULL, &tok, &again, &err), &err);
+		ck_assert_int_eq(again.source, TEMPLATE_SAVED);
+		ck_assert_str_eq(again.template.name, cases[i].chosen);
+		ck_assert_pstr_eq(again.template.default_system, cases[i].chosen_system);
+		/* Training that goes on from it saves it as it is. */
+		ck_ok(jinja_for_training(&again, &tok, NULL, false, &unchanged, &err), &err);
+		ck_assert_uint_eq(unchanged.len, 0);
+		template_choice_clear(&choice);
+		template_choice_clear(&again);
+		strbuf_free(&saved);
+	}
+	ck_fails(template_choose(
+	             NULL, &(struct tokenizer){.chat_template = "{#- dtrain: {\"template\":\"later\"} -#}"},
+	             &(struct template_choice){.source = TEMPLATE_NAMED}, &err),
+	         &err, "the tokenizer's chat template: unknown template 'later'");
 }
 END_TEST
 
@@ -391,9 +516,9 @@ int main(void)
 	Suite *suite = suite_create("dataset parts");
 	TCase *tc = tcase_create("all");
 	const TTest *const tests[] = {test_records,         test_record_pieces,  test_templates,
-	                              test_template_prompt, test_template_stops, test_budget,
-	                              test_knapsack,        test_python_json,    test_sampler,
-	                              test_sampler_splits,  test_sampler_goes_on};
+	                              test_template_prompt, test_template_stops, test_saved_template,
+	                              test_budget,          test_knapsack,       test_python_json,
+	                              test_sampler,         test_sampler_splits, test_sampler_goes_on};
 
 	tcase_set_timeout(tc, 60);
 	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)

@@ -126,14 +126,14 @@ START_TEST(test_own_templates)
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		_cleanup_free_ char *dir = shared(cases[i][0]);
 		_cleanup_(tokenizer_freep) struct tokenizer *tok = NULL;
-		const struct template *t;
+		_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
 		struct error err = ERROR_INIT;
 
 		if (!dir)
 			continue;
 		ck_ok(tokenizer_load(dir, &tok, &err), &err);
-		ck_ok(template_resolve(NULL, tok, &t, &err), &err);
-		ck_assert_str_eq(t->name, cases[i][1]);
+		ck_ok(template_choose(NULL, tok, &choice, &err), &err);
+		ck_assert_str_eq(choice.template.name, cases[i][1]);
 	}
 }
 END_TEST

@@ -47,7 +47,8 @@ START_TEST(what_is_fine_is_listed)
 	    "model       " SRCDIR
 	    "/etc/examples/tiny-llama.json: llama, 4 layers, 4.0 M parameters, from random weights\n"
 	    "tokenizer   " SRCDIR "/tests/engine/bytes: 259 tokens\n"
-	    "template    qwen\ndata        good.json: alpaca\noutput      saves/x: can be written\n"
+	    "template    qwen (by data.template)\ndata        good.json: alpaca\noutput      saves/x: can be "
+	    "written\n"
 	    "good.conf: fine\n" NOT_CHECKED);
 }
 END_TEST
@@ -452,9 +453,9 @@ static const struct {
 	const char *words;
 } looks[] = {
     {"check s.conf", 0, "model       whole: llama, 1 layers, 0.0 M parameters\n"},
-    {"check -s data.template=qwen s.conf", 0, "template    qwen\n"},
+    {"check -s data.template=qwen s.conf", 0, "template    qwen (by data.template)\n"},
     {"check s.conf", 0, "tokenizer   whole: 259 tokens\n"},
-    {"check -s generate.chat=true g.conf", 0, "template    default, by the tokenizer\n"},
+    {"check -s generate.chat=true g.conf", 0, "template    default (the tokenizer has no chat template)\n"},
     {"check s.conf", 0, "s.conf: fine\n"},
     {"check -s task=reward -s data.path=pairs.json s.conf", 0,
      "model       whole: llama, 1 layers, 0.0 M parameters, with a new score head\n"},

@@ -77,9 +77,15 @@ START_TEST(each_template_is_as_llama_factory_has_it)
 	    {"prefix", ROLE_PREFIX},       {"system", ROLE_SYSTEM},           {"user", ROLE_USER},
 	    {"assistant", ROLE_ASSISTANT}, {"observation", ROLE_OBSERVATION}, {"function", ROLE_FUNCTION}};
 	const struct template *t;
-	size_t count = 0;
+	size_t count = 0, more = 0;
 
 	while ((t = template_at(count))) {
+		/* Those of published models that LLaMA-Factory does not have. */
+		if (str_eq(t->name, "olmo2") || str_eq(t->name, "tulu")) {
+			count++;
+			more++;
+			continue;
+		}
 		const json_t *want = find(t->name), *words = json_object_get(want, "stop_words"),
 		             *thought = json_object_get(want, "thought");
 		const char *class = json_get_string(want, "class", "");
@@ -106,7 +112,8 @@ START_TEST(each_template_is_as_llama_factory_has_it)
 			              "%s: thought", t->name);
 		count++;
 	}
-	ck_assert_uint_eq(count, json_array_size(registered));
+	ck_assert_uint_eq(count - more, json_array_size(registered));
+	ck_assert_uint_eq(more, 2);
 }
 END_TEST
 

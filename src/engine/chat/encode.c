@@ -80,17 +80,10 @@ void encoder_budget(int source, int target, int budget, int *source_kept, int *t
 	*source_kept = MIN(MAX(budget - *target_kept, 0), source);
 }
 
-static const char *const *thought_words(const struct template *t)
-{
-	static const char *const think[2] = {"<think>\n", "\n</think>\n\n"};
-
-	return t->thought[0] ? t->thought : think;
-}
-
 /* The words without the line breaks around them. */
 static struct text thought_word(const struct template *t, int which)
 {
-	const char *s = thought_words(t)[which];
+	const char *s = template_thought(t)[which];
 	size_t n;
 
 	s += strspn(s, "\n ");
@@ -108,7 +101,7 @@ static const char *find_text(struct text in, struct text what)
 /* The text without the thought and the words around it; b owns the new text. */
 static struct text drop_thoughts(const struct template *t, struct text content, struct strbuf *b)
 {
-	const char *open = thought_words(t)[0], *close = thought_words(t)[1];
+	const char *open = template_thought(t)[0], *close = template_thought(t)[1];
 	struct text rest = content;
 	const char *from, *to;
 
@@ -137,7 +130,7 @@ static struct text drop_thoughts(const struct template *t, struct text content, 
 static int encode_function(const struct encoder *enc, struct text content, struct token_list *out,
                            struct error *err)
 {
-	const char *open = thought_words(enc->template)[0], *close = thought_words(enc->template)[1];
+	const char *open = template_thought(enc->template)[0], *close = template_thought(enc->template)[1];
 	const char *from = find_text(content, (struct text){open, strlen(open)}), *to = NULL;
 	_cleanup_strbuf_ struct strbuf call = {0}, b = {0};
 	int r;
@@ -234,7 +227,7 @@ static int encode_target(const struct encoder *enc, const struct turn *turn, boo
 		if (!history && !find_text(content, thought_word(t, 0)) &&
 		    !find_text(content, thought_word(t, 1))) {
 			_cleanup_free_ char *empty =
-			    str_printf("%s%s", thought_words(t)[0], thought_words(t)[1]);
+			    str_printf("%s%s", template_thought(t)[0], template_thought(t)[1]);
 
 			if (!empty)
 				return error_oom(err);

@@ -3,9 +3,12 @@
 #include "engine/chat/template.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/str.h"
+#include "engine/chat/jinja.h"
 #include "engine/chat/template_table.h"
 
 #define CONTENT "{{content}}"
@@ -14,15 +17,18 @@ static const struct template_slot plain_slots[] = {{SLOT_TEXT, CONTENT}, {SLOT_E
 static const struct template_slot plain_eos_slots[] = {
     {SLOT_TEXT, CONTENT}, {SLOT_EOS, NULL}, {SLOT_END, NULL}};
 
-/* Templates by what the tokenizer's chat template (Jinja) contains; the first row whose words all occur
- * wins. */
+/* Templates by what the tokenizer's chat template (Jinja) contains; the first row whose words all occur wins.
+ * A line break in a word also stands for Jinja's \n. Without a name: no template of the table is like it. */
 static const struct {
 	const char *words[3];
 	const char *name;
 } template_markers[] = {
     {{"<|start_header_id|>", "GPT4 Correct"}, "openchat-3.6"},
     {{"<|start_header_id|>"}, "llama3"},
+    {{"<|start|>", "<|channel|>"}, "gpt_oss"},
     {{"<|im_start|>", "<|im_sep|>"}, "phi4"},
+    {{"<|im_start|>", "named SmolLM", "## Metadata"}, NULL},
+    {{"<|im_start|>", "named SmolLM"}, "smollm2"},
     {{"<|im_start|>", "You are Qwen, created by Alibaba Cloud"}, "qwen"},
     {{"<|im_start|>", "<tool_call>", "<think>"}, "qwen3"},
     {{"<|im_start|>", "<tool_call>"}, "qwen3_nothink"},
@@ -37,8 +43,11 @@ static const struct {
     {{"<|start_of_role|>"}, "granite3"},
     {{"GPT4 Correct User"}, "openchat"},
     {{"[gMASK]<sop>"}, "glm4"},
+    {{"'<|' + message['role'] + '|>' + message['content'] + '<|end|>'"}, "phi4_mini"},
     {{"<|user|>", "<|end|>"}, "phi"},
-    {{"<|user|>"}, "zephyr"},
+    {{"'<|user|>\n' + message['content'] + '\n'", "eos_token", "bos_token"}, "olmo2"},
+    {{"'<|user|>\n' + message['content'] + '\n'", "eos_token"}, "tulu"},
+    {{"'<|user|>\n' + message['content'] + eos_token"}, "zephyr"},
     {{"### Instruction:", "### Response:"}, "alpaca"},
     {{"USER: ", "ASSISTANT:"}, "vicuna"},
     {{"User: ", "Assistant:"}, "deepseek"},
@@ -68,22 +77,180 @@ int template_find(const char *name, const struct template **out, struct error *e
 	                 names.data ? names.data : "");
 }
 
-int template_resolve(const char *name, const struct tokenizer *tok, const struct template **out,
-                     struct error *err)
+/* What follows `words` in Jinja source that begins with them; NULL: it does not. */
+static const char *after_words(const char *jinja, const char *words)
 {
-	const char *jinja = name ? NULL : tokenizer_chat_template(tok);
+	for (; *words; words++) {
+		if (*jinja == *words)
+			jinja++;
+		else if (*words == '\n' && jinja[0] == '\\' && jinja[1] == 'n')
+			jinja += 2;
+		else
+			return NULL;
+	}
+	return jinja;
+}
 
-	for (size_t i = 0; jinja && i < ARRAY_SIZE(template_markers); i++) {
-		bool all = true;
+static bool jinja_contains(const char *jinja, const char *words)
+{
+	for (; *jinja; jinja++)
+		if (after_words(jinja, words))
+			return true;
+	return false;
+}
 
-		for (size_t k = 0; k < 3 && template_markers[i].words[k]; k++)
-			all = all && strstr(jinja, template_markers[i].words[k]);
-		if (all) {
-			name = template_markers[i].name;
-			break;
+/* The system prompt that Jinja source writes in turns of <|im_start|> where a conversation has none. NULL:
+ * there is no such text, or no memory (err->code < 0). */
+static char *im_start_system(const char *jinja, struct error *err)
+{
+	static const char begin[] = "<|im_start|>system\n", end[] = "<|im_end|>";
+
+	for (; *jinja; jinja++) {
+		const char *at = after_words(jinja, begin);
+		_cleanup_strbuf_ struct strbuf text = {0};
+
+		while (at && *at && !str_starts(at, end) && !strchr("'\"{}", *at)) {
+			const char *line = after_words(at, "\n");
+
+			if (!line && *at == '\\')
+				at++;
+			if (!line && !*at)
+				break;
+			strbuf_addc(&text, line ? '\n' : *at);
+			at = line ? line : at + 1;
+		}
+		if (at && text.failed) {
+			error_oom(err);
+			return NULL;
+		}
+		if (at && str_starts(at, end) && text.len)
+			return strbuf_steal(&text);
+	}
+	return NULL;
+}
+
+/* Whether Jinja source contains a system prompt: its beginning, up to what Jinja has to write in another
+ * way. */
+static bool jinja_has_system(const char *jinja, const char *system)
+{
+	_cleanup_free_ char *head = strndup(system, MIN(strcspn(system, "\n'\"\\"), (size_t)40));
+
+	return head && jinja_contains(jinja, head);
+}
+
+/* A chat template that jinja.c wrote begins with what it was made of. 1: it is such. */
+static int read_saved(const char *jinja, struct template_choice *out, struct error *err)
+{
+	const char *at = str_starts(jinja, JINJA_BEGIN) ? jinja + strlen(JINJA_BEGIN) : NULL;
+	const char *end = at ? strstr(at, JINJA_END) : NULL;
+	_cleanup_json_ json_t *made_of = end ? json_loadb(at, end - at, 0, NULL) : NULL;
+	const char *name = json_get_string(made_of, "template", NULL);
+	const char *system = json_get_string(made_of, "system", NULL);
+	const struct template *t;
+	int r;
+
+	if (!name)
+		return 0;
+	r = template_find(name, &t, err);
+	if (r < 0)
+		return error_prefix(err, "the tokenizer's chat template");
+	out->template = *t;
+	out->source = TEMPLATE_SAVED;
+	if (system && !(out->system = strdup(system)))
+		return error_oom(err);
+	if (system)
+		out->template.default_system = out->system;
+	out->reason = strdup("by the tokenizer's chat template, which dtrain wrote");
+	return out->reason ? 1 : error_oom(err);
+}
+
+/* The reason: the words that were recognized, in one line. */
+static int name_words(const char *const *words, size_t n, struct template_choice *out, struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf b = {0};
+
+	strbuf_adds(&b, "the tokenizer's chat template contains ");
+	for (size_t i = 0; i < n; i++) {
+		strbuf_adds(&b, i ? " and " : "");
+		for (const char *c = words[i]; *c; c++) {
+			if (*c == '\n')
+				strbuf_adds(&b, "\\n");
+			else
+				strbuf_addc(&b, *c);
 		}
 	}
-	return template_find(name ? name : "default", out, err);
+	out->reason = b.failed ? NULL : strbuf_steal(&b);
+	return out->reason ? 0 : error_oom(err);
+}
+
+static int recognize(const char *jinja, struct template_choice *out, struct error *err)
+{
+	const struct template *t;
+	size_t i = 0, k;
+	int r;
+
+	for (; i < ARRAY_SIZE(template_markers); i++) {
+		for (k = 0; k < 3 && template_markers[i].words[k]; k++)
+			if (!jinja_contains(jinja, template_markers[i].words[k]))
+				break;
+		if (k == 3 || !template_markers[i].words[k])
+			break;
+	}
+	if (i == ARRAY_SIZE(template_markers) || !template_markers[i].name)
+		return error_set(err, -EINVAL,
+		                 "the tokenizer's chat template is none that is known here: set "
+		                 "data.template to the one that is like it, or to \"default\"");
+	r = template_find(template_markers[i].name, &t, err);
+	if (r < 0)
+		return r;
+	out->template = *t;
+	out->source = TEMPLATE_RECOGNIZED;
+	if (jinja_contains(jinja, "<|im_start|>")) {
+		struct error none = ERROR_INIT;
+
+		out->system = im_start_system(jinja, &none);
+		if (none.code < 0)
+			return error_oom(err);
+	}
+	if (out->system)
+		out->template.default_system = out->system;
+	else if (t->default_system && !jinja_has_system(jinja, t->default_system))
+		out->template.default_system = NULL;
+	return name_words(template_markers[i].words, k, out, err);
+}
+
+int template_choose(const char *name, const struct tokenizer *tok, struct template_choice *out,
+                    struct error *err)
+{
+	const char *jinja = name ? NULL : tokenizer_chat_template(tok);
+	const struct template *t;
+	int r = jinja ? read_saved(jinja, out, err) : 0;
+
+	if (r != 0)
+		return MIN(r, 0);
+	if (jinja)
+		return recognize(jinja, out, err);
+	r = template_find(name ? name : "default", &t, err);
+	if (r < 0)
+		return r;
+	out->template = *t;
+	out->source = name ? TEMPLATE_NAMED : TEMPLATE_FALLBACK;
+	out->reason = strdup(name ? "by data.template" : "the tokenizer has no chat template");
+	return out->reason ? 0 : error_oom(err);
+}
+
+void template_choice_clear(struct template_choice *choice)
+{
+	free(choice->system);
+	free(choice->reason);
+	*choice = (struct template_choice){.source = TEMPLATE_NAMED};
+}
+
+const char *const *template_thought(const struct template *t)
+{
+	static const char *const think[2] = {"<think>\n", "\n</think>\n\n"};
+
+	return t->thought[0] ? t->thought : think;
 }
 
 const struct template_slot *template_slots(const struct template *t, enum template_role role)
@@ -173,18 +340,13 @@ int template_encode(const struct tokenizer *tok, int32_t eos, const struct templ
 	return 0;
 }
 
-int template_prompt(const struct tokenizer *tok, const char *name, const char *system, const char *user,
-                    struct token_list *out, struct error *err)
+int template_prompt(const struct tokenizer *tok, const struct template *t, const char *system,
+                    const char *user, struct token_list *out, struct error *err)
 {
 	_cleanup_strbuf_ struct strbuf text = {0};
-	const struct template *t;
-	int32_t eos;
+	int32_t eos = template_eos(t, tok);
 	int r;
 
-	r = template_resolve(name, tok, &t, err);
-	if (r < 0)
-		return r;
-	eos = template_eos(t, tok);
 	if (!system)
 		system = t->default_system ? t->default_system : "";
 	r = template_encode(tok, eos, template_slots(t, ROLE_PREFIX), "", 0, out, err);
@@ -208,16 +370,11 @@ int template_prompt(const struct tokenizer *tok, const char *name, const char *s
 	return template_encode(tok, eos, template_slots(t, ROLE_USER), text.data, text.len, out, err);
 }
 
-int template_stops(const struct tokenizer *tok, const char *name, struct token_list *out, struct error *err)
+int template_stops(const struct tokenizer *tok, const struct template *t, struct token_list *out,
+                   struct error *err)
 {
-	const struct template *t;
-	int32_t id;
-	int r;
+	int32_t id = template_eos(t, tok);
 
-	r = template_resolve(name, tok, &t, err);
-	if (r < 0)
-		return r;
-	id = template_eos(t, tok);
 	if (id >= 0 && token_list_add(out, &id, 1) < 0)
 		return error_oom(err);
 	for (size_t i = 0; i < ARRAY_SIZE(t->stop_words) && t->stop_words[i]; i++) {

@@ -50,11 +50,28 @@ struct template
 
 enum template_role { ROLE_USER, ROLE_ASSISTANT, ROLE_OBSERVATION, ROLE_FUNCTION, ROLE_SYSTEM, ROLE_PREFIX };
 
-/* By name: the names are LLaMA-Factory's. -EINVAL and all names in the message for an unknown one. */
+enum template_source {
+	TEMPLATE_NAMED,      /* by its name */
+	TEMPLATE_SAVED,      /* the tokenizer's chat template is one that dtrain wrote, which names it */
+	TEMPLATE_RECOGNIZED, /* by what the tokenizer's chat template contains */
+	TEMPLATE_FALLBACK,   /* "default", since the tokenizer has no chat template */
+};
+
+struct template_choice {
+	struct template template; /* its default system prompt may be `system` */
+	enum template_source source;
+	char *system, *reason; /* reason: words for a person */
+};
+
+/* By name: the names are LLaMA-Factory's, and a few more. -EINVAL and all names in the message for an unknown
+ * one. */
 int template_find(const char *name, const struct template **out, struct error *err);
-/* name, or (NULL) the one whose markers stand in the tokenizer's own chat template, or "default". */
-int template_resolve(const char *name, const struct tokenizer *tok, const struct template **out,
-                     struct error *err);
+/* The template `name`, or (NULL) the one of the tokenizer's own chat template, with the default system prompt
+ * that is in it, or "default" where it has none. -EINVAL: no such name, or a chat template that is none of
+ * the table. The caller clears *out, which is {0} before, in any case. */
+int template_choose(const char *name, const struct tokenizer *tok, struct template_choice *out,
+                    struct error *err);
+void template_choice_clear(struct template_choice *choice);
 /* The i-th template of the table, NULL behind the last. */
 const struct template *template_at(size_t i);
 
@@ -64,13 +81,17 @@ const struct template_slot *template_slots(const struct template *t, enum templa
  * tokenizer's own, else <|endoftext|>; -1: none. */
 int32_t template_eos(const struct template *t, const struct tokenizer *tok);
 
+/* What stands before [0] and after [1] a chain of thought. */
+const char *const *template_thought(const struct template *t);
+
 /* Appends slots with content to out. `eos` from template_eos. */
 int template_encode(const struct tokenizer *tok, int32_t eos, const struct template_slot *slots,
                     const char *content, size_t len, struct token_list *out, struct error *err);
 
 /* Appends the ids of one user turn, ready for the answer to be generated: what `dtrain generate --chat`
- * feeds. name as in template_resolve; system NULL: the template's own, "": none. */
-int template_prompt(const struct tokenizer *tok, const char *name, const char *system, const char *user,
-                    struct token_list *out, struct error *err);
+ * feeds. system NULL: the template's own, "": none. */
+int template_prompt(const struct tokenizer *tok, const struct template *t, const char *system,
+                    const char *user, struct token_list *out, struct error *err);
 /* Appends the ids that end an answer: the end token and the stop words that are single tokens. */
-int template_stops(const struct tokenizer *tok, const char *name, struct token_list *out, struct error *err);
+int template_stops(const struct tokenizer *tok, const struct template *t, struct token_list *out,
+                   struct error *err);

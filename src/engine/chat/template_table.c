@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table of templates. Names and texts are LLaMA-Factory's, so that its run files mean the same here. */
+/* The table of templates. Names and texts are LLaMA-Factory's, so that its run files mean the same here;
+ * olmo2 and tulu, which it does not have, are those of the models' own chat templates. */
 #include "engine/chat/template_table.h"
 
 #define TEXT(s)                                                                                              \
@@ -390,6 +391,13 @@ const struct template template_table[] = {
 	    .user = {TEXT("<|user|>\n{{content}}<|assistant|>\n")},
 	},
 	{
+	    .name = "olmo2",
+	    .prefix = {BOS},
+	    .system = {TEXT("<|system|>\n{{content}}\n")},
+	    .user = {TEXT("<|user|>\n{{content}}\n<|assistant|>\n")},
+	    .assistant = {TEXT("{{content}}"), EOS, TEXT("\n")},
+	},
+	{
 	    .name = "openchat",
 	    .prefix = {BOS},
 	    .user = {TEXT("GPT4 Correct User: {{content}}"), EOS, TEXT("GPT4 Correct Assistant:")},
@@ -523,6 +531,12 @@ const struct template template_table[] = {
 	    .system = {TEXT("<_system>{{content}}")},
 	    .user = {TEXT("<_user>{{content}}<_bot>")},
 	    .default_system = "你是中国电信星辰语义大模型，英文名是TeleChat，你是由中电信人工智能科技有限公司和中国电信人工智能研究院（TeleAI）研发的人工智能助手。",
+	},
+	{
+	    .name = "tulu",
+	    .system = {TEXT("<|system|>\n{{content}}\n")},
+	    .user = {TEXT("<|user|>\n{{content}}\n<|assistant|>\n")},
+	    .assistant = {TEXT("{{content}}"), EOS, TEXT("\n")},
 	},
 	{
 	    .name = "vicuna",

@@ -42,6 +42,7 @@ struct hf_save_options {
 	const char *source; /* directory with a generation_config.json to copy; NULL: one is made */
 	/* Directory, or the tokenizer.json in one, to copy the tokenizer's files from; NULL: none. */
 	const char *tokenizer;
+	const char *chat_template; /* Jinja source, in place of the tokenizer's own; NULL: that stays */
 	/* Of an adapter: what is saved is not the model. NULL: it is. */
 	const struct peft_config *adapter;
 	bool scores;           /* the model ends in a score, whatever config says */

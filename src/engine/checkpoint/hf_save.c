@@ -209,6 +209,14 @@ int hf_save_tokenizer(const char *directory, const char *tokenizer, struct error
 	return r;
 }
 
+/* Readers prefer this file to the chat template in tokenizer_config.json. */
+static int save_chat_template(const char *directory, const char *source, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(directory, "chat_template.jinja");
+
+	return path ? file_write_atomic(path, source, strlen(source), 0644, err) : error_oom(err);
+}
+
 int hf_save_files(const char *directory, const struct hf_save_options *o, struct error *err)
 {
 	_cleanup_json_ json_t *config = NULL;
@@ -220,5 +228,6 @@ int hf_save_files(const char *directory, const struct hf_save_options *o, struct
 	    (config && ((!o->scores && (r = save_generation_config(directory, o, config, err)) < 0) ||
 	                (r = copy_code(directory, o->source, config, err)) < 0)))
 		return r;
-	return o->tokenizer ? hf_save_tokenizer(directory, o->tokenizer, err) : 0;
+	r = o->tokenizer ? hf_save_tokenizer(directory, o->tokenizer, err) : 0;
+	return r == 0 && o->chat_template ? save_chat_template(directory, o->chat_template, err) : r;
 }

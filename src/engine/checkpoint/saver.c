@@ -223,6 +223,7 @@ static int save_files(void *context, struct error *err)
 	    .config = s->o.config,
 	    .source = s->o.source,
 	    .tokenizer = s->o.tokenizer,
+	    .chat_template = s->from.chat_template,
 	    .adapter = s->from.adapter,
 	    .scores = s->from.scores,
 	    .type = s->from.precision,

@@ -74,6 +74,7 @@ static int make_key(const struct dataset_options *o, const struct source_list *l
 	cache_key_add(key, &o->eval_fraction, sizeof(o->eval_fraction));
 	key_string(key, DTRAIN_VERSION);
 	key_string(key, template ? template->name : NULL);
+	key_string(key, template ? template->default_system : NULL);
 	key_string(key, template ? template->tool_words[0] : NULL);
 	key_string(key, template ? template->tool_words[1] : NULL);
 	key_string(key, o->system);
@@ -228,9 +229,9 @@ int dataset_open(const struct dataset_options *o, const struct tokenizer *tok, s
 {
 	_cleanup_(dataset_closep) struct dataset *a = calloc(1, sizeof(*a)), *b = NULL;
 	_cleanup_(source_list_free) struct source_list list = {0};
-	const struct template *template = NULL;
+	_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
 	_cleanup_free_ char *before = NULL, *after = NULL;
-	struct template with_tools;
+	const struct template *template = NULL;
 	int r;
 
 	*train = NULL;
@@ -244,16 +245,16 @@ int dataset_open(const struct dataset_options *o, const struct tokenizer *tok, s
 	if (b)
 		b->cache.map.data = "";
 	r = check_options(o, err);
-	if (r == 0 && (o->task != DATASET_PRETRAIN || o->template_name))
-		r = template_resolve(o->template_name, tok, &template, err);
+	if (r == 0 && (o->task != DATASET_PRETRAIN || o->template_name)) {
+		r = template_choose(o->template_name, tok, &choice, err);
+		template = &choice.template;
+	}
 	if (r == 0 && o->task != DATASET_PRETRAIN && o->tool_prompt) {
-		with_tools = *template;
 		r = tools_read_words(o->tool_prompt, &before, &after, err);
 		if (r < 0)
 			error_prefix(err, "data.tool_prompt");
-		with_tools.tool_words[0] = before;
-		with_tools.tool_words[1] = after;
-		template = &with_tools;
+		choice.template.tool_words[0] = before;
+		choice.template.tool_words[1] = after;
 	}
 	if (r < 0 || (r = source_list_resolve(o, &list, err)) < 0 ||
 	    (r = find_or_build(o, &list, tok, template, a, b, err)) < 0)
