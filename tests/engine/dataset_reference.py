@@ -399,6 +399,16 @@ def main(program, shared):
                          **flags}
                     compare("%s %s %s" % (tokenizer, path, " ".join(flags)), dump(program, directory, o),
                             pretrain_rows(tok, docs, o))
+            # Longer than the pieces that several threads encode.
+            long = os.path.join(tmp, "long.txt")
+            with open(long, "w", newline="\n") as f:
+                f.write("\n".join(wiki)[:400000].rstrip() + "\n")
+            with open(long, newline="\n") as f:
+                whole = f.read().rstrip()
+            for flags in ({"max_length": 200000}, {"packing": True, "max_length": 512}):
+                o = {"task": "pretrain", "format": "files", "path": long, **flags}
+                compare("%s a long document %s" % (tokenizer, " ".join(flags)), dump(program, directory, o),
+                        pretrain_rows(tok, [whole], o))
     print("all rows agree")
 
 

@@ -13,6 +13,7 @@
 struct tokenizer {
 	const char *chat_template;
 	bool adds_bos, no_eos;
+	bool space_first; /* each text gets a space in front, as SentencePiece does it */
 	uint64_t hash;
 };
 
@@ -22,6 +23,8 @@ static const char *const stub_specials[] = {"<|endoftext|>", "<s>",   "</s>",   
 int tokenizer_encode(const struct tokenizer *tok, const char *text, size_t len, bool add_special,
                      struct token_list *out, struct error *err)
 {
+	if (tok->space_first && len && token_list_add(out, &(int32_t){16 + ' '}, 1) < 0)
+		return error_oom(err);
 	for (size_t i = 0; i < len;) {
 		int32_t id = 16 + (unsigned char)text[i];
 		size_t step = 1;

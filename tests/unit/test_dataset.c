@@ -217,6 +217,53 @@ START_TEST(test_pretrain)
 }
 END_TEST
 
+/* A long document is encoded as a whole, though its pieces are, where it is packed. */
+START_TEST(test_long_document)
+{
+	_cleanup_strbuf_ struct strbuf text = {0};
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {.space_first = true};
+	struct notes notes = {0};
+	struct dataset_options o;
+
+	for (int i = 0; i < 30000; i++)
+		strbuf_addf(&text, "line %d\n", i);
+	strbuf_adds(&text, "end");
+	o = options(put("long.txt", text.data), &notes);
+	o.task = DATASET_PRETRAIN;
+	o.template_name = NULL;
+	o.format = "files";
+	for (int packing = 0; packing < 2; packing++) {
+		_cleanup_(dataset_closep) struct dataset *d = NULL;
+		_cleanup_free_ char *got = NULL;
+		struct dataset_row row;
+
+		o.packing = packing;
+		o.max_length = text.len + 2; /* the space in front, and the end token */
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		ck_assert_int_eq(dataset_rows(d), 1);
+		dataset_row(d, 0, &row);
+		ck_assert_int_eq(row.length, text.len + 2);
+		ck_assert_int_eq(row.documents, 1);
+		got = stub_text(row.ids, row.length);
+		ck_assert_int_eq(got[0], ' ');
+		ck_assert(str_starts(got + 1, text.data));
+		ck_assert_str_eq(got + 1 + text.len, "</s>");
+	}
+	/* Without packing it is cut at max_length alone. */
+	{
+		_cleanup_(dataset_closep) struct dataset *d = NULL;
+
+		o.packing = false;
+		o.max_length = 200000;
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		ck_assert_int_eq(dataset_rows(d), 1);
+		ck_assert_int_eq(dataset_examples(d), 1);
+		ck_assert_int_eq(dataset_max_row(d), 200000);
+	}
+}
+END_TEST
+
 static const char *many(int n)
 {
 	_cleanup_strbuf_ struct strbuf b = {0};
@@ -515,9 +562,17 @@ int main(void)
 {
 	Suite *suite = suite_create("dataset");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {
-	    test_processes, test_masks, test_tools,  test_packing,      test_pretrain,
-	    test_split,     test_cache, test_errors, test_dataset_info, memory_may_run_out_at_any_place};
+	const TTest *const tests[] = {test_processes,
+	                              test_masks,
+	                              test_tools,
+	                              test_packing,
+	                              test_pretrain,
+	                              test_long_document,
+	                              test_split,
+	                              test_cache,
+	                              test_errors,
+	                              test_dataset_info,
+	                              memory_may_run_out_at_any_place};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 60);

@@ -143,6 +143,9 @@ static int open_file(struct builder *b, const struct source *s, struct error *er
 	r = records_open(s->path, source_record_kind(s), &batch->open[batch->open_count], err);
 	if (r < 0)
 		return r;
+	/* Of a row that is not packed, all tokens come from one record. */
+	if (!b->options->packing)
+		records_keep_whole(batch->open[batch->open_count]);
 	batch->open_count++;
 	return 0;
 }
@@ -297,5 +300,6 @@ int dataset_build(const struct dataset_options *options, struct source_list *lis
 		r = error_set(err, -EINVAL, "%s%s: no usable example (%lld skipped)", list->items[0].path,
 		              list->count > 1 ? " and the other files" : "", (long long)b.skipped);
 	batch_free(&b.batch);
+	record_encoder_clear(&b.encoder);
 	return r;
 }

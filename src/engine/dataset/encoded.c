@@ -3,6 +3,7 @@
 #include "engine/dataset/encoded.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "base/str.h"
 #include "engine/dataset/convert.h"
@@ -40,7 +41,33 @@ int record_encoder_init(struct record_encoder *c, const struct dataset_options *
 		return error_set(
 		    err, -EINVAL,
 		    "the tokenizer has no end token (eos_token), which has to stand between texts");
-	return 0;
+	return tokenizer_encode(tok, "\n", 1, false, &c->line_break, err);
+}
+
+void record_encoder_clear(struct record_encoder *c)
+{
+	token_list_free(&c->line_break);
+}
+
+/* A text that goes on with a document, behind a line break. With the line break in front it is not taken for
+ * the beginning of a text, before which some tokenizers put a space; no token contains it and what follows,
+ * so that the ids of the line break can be removed again. */
+static int encode_more(const struct record_encoder *c, const struct text *t, struct token_list *out,
+                       struct error *err)
+{
+	const struct token_list *line_break = &c->line_break;
+	size_t begin = out->len, n = line_break->len;
+	int r = tokenizer_encode(c->tok, t->data - 1, t->len + 1, false, out, err);
+
+	if (r < 0)
+		return r;
+	if (out->len - begin >= n && memcmp(out->ids + begin, line_break->ids, n * sizeof(*out->ids)) == 0) {
+		memmove(out->ids + begin, out->ids + begin + n, (out->len - begin - n) * sizeof(*out->ids));
+		out->len -= n;
+		return 0;
+	}
+	out->len = begin;
+	return tokenizer_encode(c->tok, t->data, t->len, false, out, err);
 }
 
 static int encode_document(const struct record_encoder *c, struct encoded_record *w, const struct example *e)
@@ -49,14 +76,15 @@ static int encode_document(const struct record_encoder *c, struct encoded_record
 	struct text t = e->turns[0].content;
 	int r = 0;
 
-	if (w->continued && !packing) /* cut off */
-		return 0;
 	if (t.len == 0)
 		return error_set(&w->err, -EBADMSG, "%s:%lld: the text is empty", records_where(w->file),
 		                 (long long)w->record.line);
 	if (!packing && c->bos >= 0 && token_list_add(&w->ids, &c->bos, 1) < 0)
 		return error_oom(&w->err);
-	r = tokenizer_encode(c->tok, t.data, t.len, false, &w->ids, &w->err);
+	if (w->continued)
+		r = encode_more(c, &(struct text){w->record.data, w->record.len}, &w->ids, &w->err);
+	else
+		r = tokenizer_encode(c->tok, t.data, t.len, false, &w->ids, &w->err);
 	if (r < 0)
 		return r;
 	if (!w->record.more && token_list_add(&w->ids, &c->pretrain_eos, 1) < 0)

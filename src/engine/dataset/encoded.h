@@ -29,13 +29,15 @@ struct record_encoder {
 	const struct dataset_options *options;
 	const struct tokenizer *tok;
 	struct encoder conversation;
-	int32_t pretrain_eos, bos; /* bos -1: none is put in front */
+	int32_t pretrain_eos, bos;    /* bos -1: none is put in front */
+	struct token_list line_break; /* its ids at the beginning of a text */
 };
 
 /* template may be NULL for pretraining. Both it and tok have to outlive the encoder. Errors: -EINVAL,
- * -ENOMEM. */
+ * -ENOMEM; the caller clears it in any case. */
 int record_encoder_init(struct record_encoder *c, const struct dataset_options *options,
                         const struct tokenizer *tok, const struct template *template, struct error *err);
+void record_encoder_clear(struct record_encoder *c);
 /* Whether records are pairs of answers, or answers with labels. */
 bool record_encoder_prefers(const struct record_encoder *c);
 /* Encodes w->record into the lists of w, whose memory is used again; the outcome is w->result. */

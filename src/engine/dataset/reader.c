@@ -22,6 +22,7 @@ struct records {
 	int64_t line;
 	enum record_kind kind;
 	enum json_shape shape;
+	bool whole;               /* no document comes in pieces */
 	bool first, inside;       /* inside: of a document that comes in pieces */
 	const char *document_end; /* while inside */
 };
@@ -64,6 +65,11 @@ int records_open(const char *path, enum record_kind kind, struct records **out, 
 	else
 		(*out)->map = map;
 	return r;
+}
+
+void records_keep_whole(struct records *r)
+{
+	r->whole = true;
 }
 
 void records_close(struct records *r)
@@ -290,7 +296,7 @@ static int next_text(struct records *r, struct record *out)
 	if (!r->inside)
 		r->document_end = r->kind == RECORDS_PARAGRAPHS ? paragraph_end(r, r->at) : r->end;
 	end = r->document_end;
-	r->at = piece_end(out->data, end);
+	r->at = r->whole ? end : piece_end(out->data, end);
 	out->more = r->inside = r->at < end;
 	out->len = r->at - out->data;
 	if (!out->more)

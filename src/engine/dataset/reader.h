@@ -23,7 +23,7 @@ struct record {
 	const char *data; /* valid until records_close */
 	size_t len;
 	int64_t line; /* where it begins, from 1 */
-	bool more;    /* the same document goes on in the next record */
+	bool more;    /* the same document goes on in the next record, which begins behind a line break */
 };
 
 struct records;
@@ -32,6 +32,9 @@ int records_open(const char *path, enum record_kind kind, struct records **out, 
 /* Over memory that outlives the reader; `where` names it in errors. */
 int records_open_memory(const char *data, size_t len, const char *where, enum record_kind kind,
                         struct records **out, struct error *err);
+/* From now on each document of text is one record, however long it is: without, a long one comes in
+ * pieces. */
+void records_keep_whole(struct records *r);
 void records_close(struct records *r);
 DEFINE_CLEANUP(struct records *, records_close)
 
