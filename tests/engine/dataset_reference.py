@@ -246,23 +246,24 @@ def sft_rows(tok, tp, records, columns, tags, o):
 
 def pretrain_rows(tok, texts, o):
     length, rows = o["max_length"], []
-    for at in range(0, len(texts), BATCH):
-        docs = [tok.encode(t) + [tok.eos] for t in texts[at:at + BATCH]]
-        if not o.get("packing"):
-            if tok.adds_bos():
-                docs = [[tok.bos] + d for d in docs]
-            rows += [row([(d[:length], d[:length])], False) for d in docs]
-            continue
-        flat = [(x, i == 0) for d in docs for i, x in enumerate(d)]
-        for b in range(0, len(flat) // length * length, length):
-            block, parts = flat[b:b + length], []
-            for n, (x, first) in enumerate(block):
-                if first or n == 0:
-                    parts.append([])
-                parts[-1].append(x)
-            if tok.adds_bos():
-                parts[0][0] = tok.bos
-            rows.append(row([(p, p) for p in parts], o.get("cross_documents")))
+    docs = [tok.encode(t) + [tok.eos] for t in texts]
+    if not o.get("packing"):
+        if tok.adds_bos():
+            docs = [[tok.bos] + d for d in docs]
+        return [row([(d[:length], d[:length])], False) for d in docs]
+    # LLaMA-Factory drops what a batch of 1000 has left over; here it begins the next one, or makes the last row.
+    flat = [(x, i == 0) for d in docs for i, x in enumerate(d)]
+    for b in range(0, len(flat), length):
+        block, parts = flat[b:b + length], []
+        if len(block) == 1:
+            break
+        for n, (x, first) in enumerate(block):
+            if first or n == 0:
+                parts.append([])
+            parts[-1].append(x)
+        if tok.adds_bos():
+            parts[0][0] = tok.bos
+        rows.append(row([(p, p) for p in parts], o.get("cross_documents")))
     return rows
 
 
@@ -399,6 +400,12 @@ def main(program, shared):
                          **flags}
                     compare("%s %s %s" % (tokenizer, path, " ".join(flags)), dump(program, directory, o),
                             pretrain_rows(tok, docs, o))
+            lines = os.path.join(tmp, "lines.txt")
+            with open(lines, "w") as f:
+                f.writelines("line %d\n" % i for i in range(2500))
+            o = {"task": "pretrain", "path": lines, "packing": True, "max_length": 777}
+            compare("%s 2500 lines packing" % tokenizer, dump(program, directory, o),
+                    pretrain_rows(tok, ["line %d" % i for i in range(2500)], o))
             # Longer than the pieces that several threads encode.
             long = os.path.join(tmp, "long.txt")
             with open(long, "w", newline="\n") as f:

@@ -183,7 +183,8 @@ START_TEST(test_pretrain)
 	dataset_close(d);
 	o.packing = true; /* abc$d e$fgh ij$ */
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
-	ck_assert_int_eq(dataset_rows(d), 2);
+	ck_assert_int_eq(dataset_rows(d), 3);
+	ck_row(d, 2, "<s>j</s>|_j</s>_");
 	ck_row(d, 0, "<s>bc</s>d|_bc</s>__");
 	ck_row(d, 1, "<s></s>fgh|_</s>_gh_");
 	dataset_row(d, 1, &row);
@@ -260,6 +261,62 @@ START_TEST(test_long_document)
 		ck_assert_int_eq(dataset_rows(d), 1);
 		ck_assert_int_eq(dataset_examples(d), 1);
 		ck_assert_int_eq(dataset_max_row(d), 200000);
+	}
+}
+END_TEST
+
+/* Every token of every batch is in a row, of both splits, in the order of the texts. */
+START_TEST(test_blocks_of_batches)
+{
+	struct strbuf text = {0}, want[2] = {{0}}, got[2] = {{0}};
+	struct dataset *d[2] = {NULL};
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	struct notes notes = {0};
+	struct dataset_options o;
+	int64_t held = 0, examples = 0;
+
+	for (int i = 0; i < 3500; i++)
+		strbuf_addf(&text, "%d\n", i);
+	o = options(put("lines.txt", text.data), &notes);
+	o.task = DATASET_PRETRAIN;
+	o.template_name = NULL;
+	o.packing = true;
+	o.max_length = 9001; /* more than a batch of 1000 lines of 4 tokens; the held-out ones have less */
+	o.eval_fraction = 0.01;
+	ck_ok(dataset_open(&o, &tok, &d[0], &d[1], &err), &err);
+	for (int k = 0; k < 2; k++) {
+		ck_assert_ptr_nonnull(d[k]);
+		examples += dataset_examples(d[k]);
+		for (int64_t i = 0; i < dataset_rows(d[k]); i++) {
+			struct dataset_row row;
+			_cleanup_free_ char *part = NULL;
+
+			dataset_row(d[k], i, &row);
+			ck_assert_int_eq(row.length == 9001, i + 1 < dataset_rows(d[k]));
+			part = stub_text(row.ids, row.length);
+			strbuf_adds(&got[k], part);
+			for (int n = 1; n < row.documents; n++)
+				ck_assert_int_eq(row.ids[row.starts[n] - 1], 2);
+		}
+	}
+	/* In order: a line is in the split whose text goes on with it. */
+	for (int i = 0; i < 3500; i++) {
+		_cleanup_free_ char *line = str_printf("%d</s>", i);
+		int k = want[1].len < got[1].len && str_starts(got[1].data + want[1].len, line);
+
+		strbuf_adds(&want[k], line);
+		held += k;
+	}
+	strbuf_free(&text);
+	ck_assert_int_eq(examples, 3500);
+	ck_assert_int_eq(held, dataset_examples(d[1]));
+	ck_assert_int_eq(held, 35);
+	for (int k = 0; k < 2; k++) {
+		ck_assert_str_eq(got[k].data, want[k].data);
+		strbuf_free(&got[k]);
+		strbuf_free(&want[k]);
+		dataset_close(d[k]);
 	}
 }
 END_TEST
@@ -568,6 +625,7 @@ int main(void)
 	                              test_packing,
 	                              test_pretrain,
 	                              test_long_document,
+	                              test_blocks_of_batches,
 	                              test_split,
 	                              test_cache,
 	                              test_errors,

@@ -12,7 +12,8 @@
 #include "engine/dataset/rows.h"
 #include "engine/dataset/sampler.h"
 
-/* LLaMA-Factory packs within batches of this many records; so do we, and the rows are the same. */
+/* LLaMA-Factory packs within batches of this many records; so do we, and the rows are the same. It drops what
+ * a batch of texts has left over; here the next batch begins with it. */
 #define BATCH        1000
 #define WARNINGS_MAX 3
 
@@ -28,6 +29,7 @@ struct builder {
 	const struct dataset_options *options;
 	struct record_encoder encoder;
 	struct cache_writer *train, *held_out;
+	struct rows_rest train_rest, held_out_rest;
 	struct batch batch;
 	struct sampler split; /* its permutation chooses what is held out */
 	int64_t held_count;   /* how many examples are */
@@ -93,9 +95,9 @@ static int flush_batch(struct builder *b, bool last, struct error *err)
 
 	r = collect(b, parts, counts, err);
 	if (r == 0)
-		r = rows_write(&b->encoder, b->train, train, counts[0], last, err);
+		r = rows_write(&b->encoder, b->train, &b->train_rest, train, counts[0], last, err);
 	if (r == 0)
-		r = rows_write(&b->encoder, b->held_out, held_out, counts[1], last, err);
+		r = rows_write(&b->encoder, b->held_out, &b->held_out_rest, held_out, counts[1], last, err);
 	batch->count = 0;
 	/* Only the newest file may still have records to come. */
 	while (batch->open_count > 1) {
@@ -300,6 +302,8 @@ int dataset_build(const struct dataset_options *options, struct source_list *lis
 		r = error_set(err, -EINVAL, "%s%s: no usable example (%lld skipped)", list->items[0].path,
 		              list->count > 1 ? " and the other files" : "", (long long)b.skipped);
 	batch_free(&b.batch);
+	rows_rest_clear(&b.train_rest);
+	rows_rest_clear(&b.held_out_rest);
 	record_encoder_clear(&b.encoder);
 	return r;
 }

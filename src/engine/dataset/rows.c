@@ -3,6 +3,7 @@
 #include "engine/dataset/rows.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "engine/dataset/pack.h"
 
@@ -46,49 +47,70 @@ static int write_packed(const struct record_encoder *c, struct cache_writer *out
 	return r;
 }
 
-/* Texts one after the other, cut into blocks; what is left over at the batch's end is dropped. */
-static int write_blocks(const struct record_encoder *c, struct cache_writer *out,
+/* Adds the texts to those that are left over. */
+static int add_texts(struct rows_rest *rest, struct encoded_record **items, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		int32_t start = (int32_t)rest->ids.len;
+
+		if (rest->ids.len + items[i]->ids.len > INT32_MAX ||
+		    (!rest->open && token_list_add(&rest->starts, &start, 1) < 0) ||
+		    token_list_add(&rest->ids, items[i]->ids.ids, items[i]->ids.len) < 0)
+			return -ENOMEM;
+		rest->open = items[i]->record.more;
+	}
+	return 0;
+}
+
+/* Takes the first `length` ids away, and the documents that begin in them; the last may reach further. */
+static void take_texts(struct rows_rest *rest, size_t length, size_t documents)
+{
+	if (!length)
+		return;
+	rest->ids.len -= length;
+	memmove(rest->ids.ids, rest->ids.ids + length, rest->ids.len * sizeof(*rest->ids.ids));
+	rest->starts.len -= documents;
+	memmove(rest->starts.ids, rest->starts.ids + documents, rest->starts.len * sizeof(*rest->starts.ids));
+	for (size_t i = 0; i < rest->starts.len; i++)
+		rest->starts.ids[i] -= (int32_t)length;
+}
+
+/* Texts one after the other, cut into blocks. What is left over is the beginning of the next batch's first
+ * row, and after the last batch a shorter row. An end token alone makes no row, since it predicts nothing. */
+static int write_blocks(const struct record_encoder *c, struct cache_writer *out, struct rows_rest *rest,
                         struct encoded_record **items, size_t count, bool last, struct error *err)
 {
-	size_t block = c->options->max_length, total = 0, n = 0, blocks;
-	_cleanup_free_ int32_t *bounds = NULL, *starts = malloc((block + 1) * sizeof(*starts));
-	struct token_list all = {0};
+	size_t block = c->options->max_length, from = 0, n = 0, total;
+	_cleanup_free_ int32_t *starts = malloc((block + 1) * sizeof(*starts));
 	int r = 0;
 
-	for (size_t i = 0; i < count; i++)
-		total += items[i]->ids.len;
-	bounds = malloc((count + 1) * sizeof(*bounds));
-	if (!bounds || !starts || total > INT32_MAX)
+	if (!starts || add_texts(rest, items, count) < 0)
 		return error_oom(err);
-	for (size_t i = 0, documents = 0; i < count; i++) {
-		if (i == 0 || !items[i - 1]->record.more)
-			bounds[documents++] = all.len;
-		if (token_list_add(&all, items[i]->ids.ids, items[i]->ids.len) < 0) {
-			r = error_oom(err);
-			break;
-		}
-		bounds[documents] = total; /* a bound behind the last document */
-	}
-	blocks = total / block;
-	if (blocks == 0 && last && cache_writer_rows(out) == 0 && total > 0)
-		blocks = 1;
-	for (size_t k = 0; r == 0 && k < blocks; k++) {
-		size_t from = k * block, to = MIN(from + block, total);
+	total = rest->ids.len;
+	while (r == 0 && (total - from >= block ||
+	                  (last && total > from && (total - from > 1 || cache_writer_rows(out) == 0)))) {
+		size_t to = MIN(from + block, total);
 		int32_t documents = 0;
 
 		starts[documents++] = 0;
-		while (n < count && (size_t)bounds[n] <= from && (size_t)bounds[n] < total)
-			n++;
-		while (n < count && (size_t)bounds[n] < to && (size_t)bounds[n] < total)
-			starts[documents++] = bounds[n++] - from;
-		starts[documents] = to - from;
+		for (; n < rest->starts.len && (size_t)rest->starts.ids[n] < to; n++)
+			if ((size_t)rest->starts.ids[n] > from)
+				starts[documents++] = rest->starts.ids[n] - (int32_t)from;
+		starts[documents] = (int32_t)(to - from);
 		if (c->bos >= 0)
-			all.ids[from] = c->bos;
-		r = cache_writer_add(out, all.ids + from, all.ids + from, to - from, starts, documents,
-		                     c->options->cross_documents, err);
+			rest->ids.ids[from] = c->bos;
+		r = cache_writer_add(out, rest->ids.ids + from, rest->ids.ids + from, to - from, starts,
+		                     documents, c->options->cross_documents, err);
+		from = to;
 	}
-	token_list_free(&all);
+	take_texts(rest, from, n);
 	return r;
+}
+
+void rows_rest_clear(struct rows_rest *rest)
+{
+	token_list_free(&rest->ids);
+	token_list_free(&rest->starts);
 }
 
 /* Each answer that has a label goes with that of the example before it, the first of a batch with the last:
@@ -116,20 +138,20 @@ static int write_preferences(const struct record_encoder *c, struct cache_writer
 	return 0;
 }
 
-int rows_write(const struct record_encoder *c, struct cache_writer *out, struct encoded_record **items,
-               size_t count, bool last, struct error *err)
+int rows_write(const struct record_encoder *c, struct cache_writer *out, struct rows_rest *rest,
+               struct encoded_record **items, size_t count, bool last, struct error *err)
 {
 	bool pretrain = c->options->task == DATASET_PRETRAIN;
 	int r = 0;
 
-	if (!out || count == 0)
+	if (!out || (count == 0 && !last))
 		return 0;
 	for (size_t i = 0; i < count; i++)
 		cache_writer_examples(out, !items[i]->record.more);
 	if (record_encoder_prefers(c))
 		return write_preferences(c, out, items, count, err);
 	if (c->options->packing)
-		return pretrain ? write_blocks(c, out, items, count, last, err)
+		return pretrain ? write_blocks(c, out, rest, items, count, last, err)
 		                : write_packed(c, out, items, count, err);
 	for (size_t i = 0; r == 0 && i < count; i++) {
 		const struct encoded_record *w = items[i];
