@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests dataset/: data files become rows of tokens with masks, which are packed, split and cached. */
+#include "engine/dataset/cache.h"
 #include <dirent.h>
 #include <sys/wait.h>
 
@@ -468,6 +469,80 @@ START_TEST(test_processes)
 }
 END_TEST
 
+static int flock_error; /* 0: locks work */
+
+int __real_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation);
+int __wrap_flock(int fd, int operation)
+{
+	errno = flock_error;
+	return flock_error ? -1 : __real_flock(fd, operation);
+}
+
+/* On a file system without locks. */
+START_TEST(test_without_locks)
+{
+	const char *path = many(2000);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+
+	for (int i = 0; i < 4; i++) {
+		_cleanup_(dataset_closep) struct dataset *d = NULL;
+		struct notes notes = {0};
+		struct dataset_options o = options(path, &notes);
+		int r;
+
+		flock_error = (const int[]){ENOSYS, EOPNOTSUPP, ENOLCK, EIO}[i];
+		o.seed = i; /* rows of its own */
+		r = dataset_open(&o, &tok, &d, NULL, &err);
+		flock_error = 0;
+		if (i == 3) {
+			ck_fails(r, &err, "cannot lock ");
+			continue;
+		}
+		ck_ok(r, &err);
+		ck_assert_int_eq(dataset_rows(d), 2000);
+		ck_assert_int_eq(notes.warnings, 1);
+		ck_assert_ptr_nonnull(strstr(notes.last, "each process tokenizes the data for itself"));
+	}
+}
+END_TEST
+
+/* Two processes write the same rows at once. */
+START_TEST(test_writers_without_locks)
+{
+	_cleanup_free_ char *path = str_printf("%s/rows", dir);
+	_cleanup_(cache_writer_freep) struct cache_writer *mine = NULL, *other = NULL;
+	const int32_t ids[] = {1, 2, 3}, starts[] = {0, 3};
+	struct error err = ERROR_INIT;
+	struct cache_key key;
+	struct cache rows;
+	int status;
+	pid_t pid;
+
+	cache_key_init(&key);
+	ck_ok(cache_writer_open(path, &key, false, &mine, &err), &err);
+	ck_ok(cache_writer_add(mine, ids, ids, 3, starts, 1, false, &err), &err);
+	pid = fork();
+	ck_assert_int_ge(pid, 0);
+	if (pid == 0) {
+		if (cache_writer_open(path, &key, false, &other, &err) < 0 ||
+		    cache_writer_add(other, ids, ids, 3, starts, 1, false, &err) < 0 ||
+		    cache_writer_finish(other, &err) < 0)
+			_exit(1);
+		_exit(0);
+	}
+	ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+	ck_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	ck_ok(cache_open(path, &key, &rows, &err), &err);
+	cache_close(&rows);
+	ck_ok(cache_writer_finish(mine, &err), &err);
+	ck_ok(cache_open(path, &key, &rows, &err), &err);
+	ck_assert_int_eq(rows.count, 1);
+	cache_close(&rows);
+}
+END_TEST
+
 START_TEST(test_errors)
 {
 	struct notes notes = {0};
@@ -626,6 +701,8 @@ int main(void)
 	                              test_pretrain,
 	                              test_long_document,
 	                              test_blocks_of_batches,
+	                              test_without_locks,
+	                              test_writers_without_locks,
 	                              test_split,
 	                              test_cache,
 	                              test_errors,

@@ -4,8 +4,10 @@
 
 #include <errno.h>
 #include <libgen.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/hash.h"
 #include "base/str.h"
@@ -156,14 +158,25 @@ void cache_writer_free(struct cache_writer *w)
 	free(w);
 }
 
-int cache_writer_open(const char *path, const struct cache_key *key, struct cache_writer **out,
+/* NULL: out of memory. */
+static char *temporary_name(const char *path, bool alone)
+{
+	char host[HOST_NAME_MAX + 1] = "";
+
+	if (alone)
+		return str_printf("%s.tmp", path);
+	gethostname(host, sizeof(host) - 1);
+	return str_printf("%s.%s.%lld.tmp", path, host, (long long)getpid());
+}
+
+int cache_writer_open(const char *path, const struct cache_key *key, bool alone, struct cache_writer **out,
                       struct error *err)
 {
 	_cleanup_(cache_writer_freep) struct cache_writer *w = calloc(1, sizeof(*w));
 
-	if (!w || !(w->path = strdup(path)) || !(w->temporary = str_printf("%s.tmp", path)))
+	if (!w || !(w->path = strdup(path)) || !(w->temporary = temporary_name(path, alone)))
 		return error_oom(err);
-	/* left by a builder that died; only this process uses it, since the caller holds the lock */
+	/* Left by a builder that died: no other process uses this name. */
 	unlink(w->temporary);
 	w->file = fopen(w->temporary, "wbxe");
 	if (!w->file) {

@@ -45,8 +45,9 @@ void cache_close(struct cache *c);
 uint64_t cache_digest(const struct cache *c);
 
 struct cache_writer;
-/* Writes to path.tmp; cache_writer_finish syncs it and renames it to path. */
-int cache_writer_open(const char *path, const struct cache_key *key, struct cache_writer **out,
+/* Writes to path.tmp; cache_writer_finish syncs it and renames it to path. alone: the caller holds a lock, so
+ * that no other process writes to path; without, the temporary file has the name of host and process, too. */
+int cache_writer_open(const char *path, const struct cache_key *key, bool alone, struct cache_writer **out,
                       struct error *err);
 /* Adds a row of `documents` documents that begin at starts (0 first). labels are unshifted; targets are made
  * of them: across the documents only where `cross`, and then they count as one. `examples`: how many the row

@@ -114,9 +114,13 @@ static int check_options(const struct dataset_options *o, struct error *err)
 	return 0;
 }
 
-/* Held until the fd is closed. One process builds; the others wait here and then find what it built. */
-static int lock(const struct dataset_options *o, const char *path, int *fd, struct error *err)
+/* Held until the fd is closed. One process builds; the others wait here and then find what it built. Some
+ * network file systems have no locks: *alone is false there, and each process builds for itself. */
+static int lock(const struct dataset_options *o, const char *path, int *fd, bool *alone, struct error *err)
 {
+	_cleanup_free_ char *message = NULL;
+
+	*alone = true;
 	*fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
 	if (*fd < 0)
 		return error_errno(err, -errno, "cannot write %s", path);
@@ -124,9 +128,18 @@ static int lock(const struct dataset_options *o, const char *path, int *fd, stru
 		return 0;
 	if (errno == EWOULDBLOCK && o->progress)
 		o->progress(o->progress_context, "waiting for another process to tokenize", 0, 0);
-	while (flock(*fd, LOCK_EX) < 0)
-		if (errno != EINTR)
+	while (flock(*fd, LOCK_EX) < 0) {
+		if (errno == EINTR)
+			continue;
+		if (errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK)
 			return error_errno(err, -errno, "cannot lock %s", path);
+		*alone = false;
+		message = str_printf("cannot lock %s: %s; each process tokenizes the data for itself", path,
+		                     strerror(errno));
+		if (o->warn)
+			o->warn(o->warn_context, message ? message : "");
+		break;
+	}
 	return 0;
 }
 
@@ -148,13 +161,13 @@ static int open_both(const char *train_path, const char *eval_path, const struct
 
 static int build(const struct dataset_options *o, struct source_list *list, const struct tokenizer *tok,
                  const struct template *template, const char *train_path, const char *eval_path,
-                 const struct cache_key *key, struct error *err)
+                 const struct cache_key *key, bool alone, struct error *err)
 {
 	_cleanup_(cache_writer_freep) struct cache_writer *train = NULL, *held_out = NULL;
 	int r;
 
-	if ((r = cache_writer_open(train_path, key, &train, err)) < 0 ||
-	    (eval_path && (r = cache_writer_open(eval_path, key, &held_out, err)) < 0) ||
+	if ((r = cache_writer_open(train_path, key, alone, &train, err)) < 0 ||
+	    (eval_path && (r = cache_writer_open(eval_path, key, alone, &held_out, err)) < 0) ||
 	    (r = dataset_build(o, list, tok, template, train, held_out, err)) < 0 ||
 	    (held_out && (r = cache_writer_finish(held_out, err)) < 0))
 		return r;
@@ -209,16 +222,17 @@ static int find_or_build(const struct dataset_options *o, struct source_list *li
 	_cleanup_(paths_free) struct paths p = {0};
 	_cleanup_close_ int fd = -1;
 	struct cache_key key;
+	bool alone;
 	int r;
 
 	if ((r = make_key(o, list, tok, template, &key, err)) < 0 || (r = paths_make(o, &key, &p, err)) < 0)
 		return r;
 	if (open_both(p.train, p.eval, &key, train, held_out, NULL) == 0)
 		return 0;
-	r = lock(o, p.lock, &fd, err);
+	r = lock(o, p.lock, &fd, &alone, err);
 	if (r < 0 || open_both(p.train, p.eval, &key, train, held_out, NULL) == 0)
 		return r;
-	r = build(o, list, tok, template, p.train, held_out ? p.eval : NULL, &key, err);
+	r = build(o, list, tok, template, p.train, held_out ? p.eval : NULL, &key, alone, err);
 	if (r < 0)
 		return r;
 	return open_both(p.train, p.eval, &key, train, held_out, err);

@@ -67,7 +67,8 @@ struct dataset_options {
 struct dataset; /* one split: mapped, read-only, shared by threads */
 
 /* Makes or finds the cache, and opens it. *eval is NULL where nothing is held out. Several processes may
- * call this for the same cache at once: one builds (file lock), the others wait. Errors: unreadable file,
+ * call this for the same cache at once: one builds (file lock), the others wait; on a file
+ * system without locks each builds. Errors: unreadable file,
  * unknown format, a missing column (file:line and the columns that are there), no usable example. */
 int dataset_open(const struct dataset_options *options, const struct tokenizer *tok, struct dataset **train,
                  struct dataset **eval, struct error *err);
