@@ -543,6 +543,26 @@ START_TEST(test_writers_without_locks)
 }
 END_TEST
 
+/* Columns that hold what JSON lacks, as Python writes missing values, skip no record. */
+START_TEST(test_missing_numbers)
+{
+	struct notes notes = {0};
+	struct dataset_options o =
+	    options(put("nan.jsonl", "{\"instruction\":\"q\",\"input\":NaN,\"output\":\"a\",\"score\":NaN}\n"
+	                             "{\"instruction\":\"q\",\"output\":\"b\",\"score\":1e400}\n"),
+	            &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	_cleanup_(dataset_closep) struct dataset *d = NULL;
+
+	o.template_name = "empty";
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(notes.warnings, 0);
+	ck_assert_int_eq(dataset_rows(d), 2);
+	ck_row(d, 0, "qa|_a_");
+}
+END_TEST
+
 START_TEST(test_errors)
 {
 	struct notes notes = {0};
@@ -701,6 +721,7 @@ int main(void)
 	                              test_pretrain,
 	                              test_long_document,
 	                              test_blocks_of_batches,
+	                              test_missing_numbers,
 	                              test_without_locks,
 	                              test_writers_without_locks,
 	                              test_split,

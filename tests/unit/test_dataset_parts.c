@@ -351,10 +351,19 @@ START_TEST(test_python_json)
 	    /* A quotation mark behind a backslash ends no string. */
 	    {"[\"\\\" 99999999999999999999\",\"\\\\\",99999999999999999999]",
 	     "[\"\\\" 99999999999999999999\", \"\\\\\", 99999999999999999999]"},
+	    /* What Python writes for missing values. */
+	    {"{\"a\":NaN,\"b\":[Infinity,-Infinity,1e999,-1e999,1],\"c\":\"NaN, Infinity\"}",
+	     "{\"a\": null, \"b\": [null, null, null, null, 1], \"c\": \"NaN, Infinity\"}"},
+	    {"NaN", "null"},
 	};
-	static const char *const broken[] = {
-	    "[099999999999999999999]", "[99999999999999999999", "1e999", "[99999999999999999999\"]", "-",
-	    "[--99999999999999999999]"};
+	static const char *const broken[] = {"[099999999999999999999]",
+	                                     "[99999999999999999999",
+	                                     "[99999999999999999999\"]",
+	                                     "-",
+	                                     "[--99999999999999999999]",
+	                                     "[NaNa]",
+	                                     "[--Infinity]",
+	                                     "{NaN:1}"};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		_cleanup_json_ json_t *v = exact_json_load(cases[i][0], strlen(cases[i][0]), NULL);

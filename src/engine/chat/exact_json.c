@@ -4,6 +4,7 @@
 #include "engine/chat/exact_json.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -47,8 +48,30 @@ static const char *number_end(const char *p, const char *end, bool *big)
 	return p;
 }
 
-/* The text with each integer above int64 as a string. */
-static void mark_integers(const char *p, const char *end, struct strbuf *out)
+/* The end of one of the words that Python writes for numbers which JSON does not have; NULL: p is none. */
+static const char *word_end(const char *p, const char *end)
+{
+	static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(words); i++)
+		if ((size_t)(end - p) >= strlen(words[i]) && !memcmp(p, words[i], strlen(words[i])))
+			return p + strlen(words[i]);
+	return NULL;
+}
+
+/* Whether the text at p, which is a number, is beyond the range of a double: Python reads an infinity. */
+static bool is_infinite(const char *p, const char *end)
+{
+	char *text = strndup(p, end - p);
+	bool infinite = text && isinf(strtod(text, NULL));
+
+	free(text);
+	return infinite;
+}
+
+/* The text with each integer above int64 as a string, and null for NaN and for infinities, which stand for
+ * missing values. */
+static void mark_numbers(const char *p, const char *end, struct strbuf *out)
 {
 	static const char nul[] = "\\u0000";
 	bool big;
@@ -64,8 +87,15 @@ static void mark_integers(const char *p, const char *end, struct strbuf *out)
 			if (p - from > (ptrdiff_t)strlen(nul) && !memcmp(from + 1, nul, strlen(nul)))
 				strbuf_adds(out, nul);
 			strbuf_add(out, from + 1, p - from - 1);
+		} else if (word_end(p, end)) {
+			p = word_end(p, end);
+			strbuf_adds(out, "null");
 		} else if (*p == '-' || (*p >= '0' && *p <= '9')) {
 			p = number_end(p, end, &big);
+			if (!big && is_infinite(from, p)) {
+				strbuf_adds(out, "null");
+				continue;
+			}
 			strbuf_adds(out, big ? "\"\\u0000" : "");
 			strbuf_add(out, from, p - from);
 			strbuf_adds(out, big ? "\"" : "");
@@ -137,9 +167,10 @@ json_t *exact_json_load(const char *text, size_t len, json_error_t *je)
 
 	je = je ? je : &unused;
 	v = json_loadb(text, len, flags, je);
-	if (v || json_error_code(je) != json_error_numeric_overflow)
+	if (v || (json_error_code(je) != json_error_numeric_overflow && !memmem(text, len, "NaN", 3) &&
+	          !memmem(text, len, "Infinity", 8)))
 		return v;
-	mark_integers(text, text + len, &marked);
+	mark_numbers(text, text + len, &marked);
 	if (marked.failed)
 		return NULL;
 	v = json_loadb(marked.data, marked.len, flags, je);

@@ -11,7 +11,9 @@
 struct strbuf;
 
 /* A JSON value of any kind, strings with \u0000 included; NULL with je filled where the text is no JSON. An
- * integer above int64 becomes an object that no text can contain: exact_json_integer() knows it. */
+ * integer above int64 becomes an object that no text can contain: exact_json_integer() knows it. NaN,
+ * Infinity and numbers beyond double, which Python's json takes for missing values and infinities, become
+ * null. */
 json_t *exact_json_load(const char *text, size_t len, json_error_t *je);
 /* The digits of an integer above int64, sign included; NULL: v is something else. */
 const char *exact_json_integer(const json_t *v);
