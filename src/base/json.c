@@ -21,16 +21,70 @@ int json_parse(const char *text, size_t len, const char *where, json_t **out, st
 	return 0;
 }
 
-int json_read_file(const char *path, json_t **out, struct error *err)
+/* The end of the string or the single character that begins at p. */
+static const char *step(const char *p, const char *end)
+{
+	if (*p != '"')
+		return p + 1;
+	for (p++; p < end && *p != '"'; p++)
+		p += *p == '\\';
+	return p < end ? p + 1 : end;
+}
+
+/* The text with objects in place of the numbers that JSON lacks. */
+static void replace_floats(const char *p, const char *end, struct strbuf *out)
+{
+	static const char *const floats[] = {"NaN", "Infinity", "-Infinity"};
+
+	for (const char *next; p < end; p = next) {
+		size_t i = 0;
+
+		while (i < ARRAY_SIZE(floats) && ((size_t)(end - p) < strlen(floats[i]) ||
+		                                  memcmp(p, floats[i], strlen(floats[i])) != 0))
+			i++;
+		next = i < ARRAY_SIZE(floats) ? p + strlen(floats[i]) : step(p, end);
+		if (i < ARRAY_SIZE(floats))
+			strbuf_addf(out, "{\"__float__\":\"%s\"}", floats[i]);
+		else
+			strbuf_add(out, p, (size_t)(next - p));
+	}
+}
+
+int json_parse_python(const char *text, size_t len, const char *where, json_t **out, struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf replaced = {0};
+	struct error why = ERROR_INIT;
+
+	if (json_parse(text, len, where, out, &why) == 0)
+		return 0;
+	replace_floats(text, text + len, &replaced);
+	if (replaced.failed)
+		return error_oom(err);
+	if (json_parse(replaced.data ? replaced.data : "", replaced.len, where, out, NULL) == 0)
+		return 0;
+	/* Its place in the text as it is. */
+	return error_set(err, why.code, "%s", why.message);
+}
+
+static int read_file(const char *path,
+                     int (*parse)(const char *, size_t, const char *, json_t **, struct error *),
+                     json_t **out, struct error *err)
 {
 	_cleanup_free_ char *text = NULL;
 	size_t len;
-	int r;
+	int r = file_read(path, 0, &text, &len, err);
 
-	r = file_read(path, 0, &text, &len, err);
-	if (r < 0)
-		return r;
-	return json_parse(text, len, path, out, err);
+	return r < 0 ? r : parse(text, len, path, out, err);
+}
+
+int json_read_file(const char *path, json_t **out, struct error *err)
+{
+	return read_file(path, json_parse, out, err);
+}
+
+int json_read_python(const char *path, json_t **out, struct error *err)
+{
+	return read_file(path, json_parse_python, out, err);
 }
 
 /* v with so many significant digits; whether that reads back as v. */

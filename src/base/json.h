@@ -15,6 +15,10 @@
 /* Parses text; `where` names it in the error: "where:line: what". Duplicate keys: the last one wins. */
 int json_parse(const char *text, size_t len, const char *where, json_t **out, struct error *err);
 int json_read_file(const char *path, json_t **out, struct error *err);
+/* The same of what Python may write: NaN, Infinity and -Infinity, which JSON lacks, each become {"__float__":
+ * "NaN"}, which is what transformers 5 writes and reads in their place. */
+int json_parse_python(const char *text, size_t len, const char *where, json_t **out, struct error *err);
+int json_read_python(const char *path, json_t **out, struct error *err);
 /* indent 0: one compact line. The file ends with a newline. Reals have the fewest digits that read back as
  * the same number, as Python writes them. */
 int json_write_file(const char *path, const json_t *value, int indent, bool sort_keys, struct error *err);

@@ -408,6 +408,42 @@ START_TEST(json_errors_name_the_line)
 }
 END_TEST
 
+/* What Python's json module writes where JSON has no number. */
+START_TEST(json_of_python_may_have_other_numbers)
+{
+	static const struct {
+		const char *text, *want;
+	} cases[] = {
+	    {"{\"a\":NaN,\"b\":[Infinity, -Infinity,1]}",
+	     "{\"a\":{\"__float__\":\"NaN\"},\"b\":[{\"__float__\":\"Infinity\"},{\"__float__\":\"-"
+	     "Infinity\"},1]}"},
+	    {"{\"NaN\":\"Infinity \\\" NaN\",\"c\":NaN}",
+	     "{\"NaN\":\"Infinity \\\" NaN\",\"c\":{\"__float__\":\"NaN\"}}"},
+	    {"{\"a\":1}", "{\"a\":1}"},
+	};
+	static const char *const wrong[] = {"{\"a\":\n NaNa}", "{\"a\":\n -NaN}", "{\"a\":\nInfinit}",
+	                                    "{\"a\":\nNaN", "{\"a\":\n\"NaN"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_json_ json_t *j = NULL;
+		_cleanup_free_ char *got = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_ok(json_parse_python(cases[i].text, strlen(cases[i].text), "x", &j, &err), &err);
+		ck_assert_int_eq(err.code, 0);
+		got = json_to_string(j);
+		ck_assert_str_eq(got, cases[i].want);
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+		json_t *j = NULL;
+		struct error err = ERROR_INIT;
+
+		ck_fails(json_parse_python(wrong[i], strlen(wrong[i]), "x", &j, &err), &err,
+		         "x:2: not valid JSON");
+	}
+}
+END_TEST
+
 START_TEST(json_reals_have_the_fewest_digits)
 {
 	static const struct {
@@ -769,6 +805,7 @@ int main(void)
 	tcase_add_test(t, a_map_is_released);
 	tcase_add_test(t, only_regular_files_are_read);
 	tcase_add_test(t, json_errors_name_the_line);
+	tcase_add_test(t, json_of_python_may_have_other_numbers);
 	tcase_add_test(t, json_reals_have_the_fewest_digits);
 	tcase_add_test(t, json_text);
 	tcase_add_test(t, paths_are_joined);

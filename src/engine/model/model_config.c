@@ -425,7 +425,7 @@ int model_config_parse(const char *text, size_t len, const char *where, struct m
 {
 	_cleanup_json_ json_t *o = NULL;
 	struct model_config c = {0};
-	int r = json_parse(text, len, where, &o, err);
+	int r = json_parse_python(text, len, where, &o, err);
 
 	if (r < 0 || (r = parse_object(o, where, &c, err)) < 0)
 		return r;
