@@ -3,6 +3,7 @@
 #include "engine/tokenizer/tokenizer.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,8 @@
 #include "dtrain/commands.h"
 #include "dtrain/complete.h"
 #include "dtrain/options.h"
+#include "engine/chat/exact_json.h"
+#include "engine/dataset/reader.h"
 
 static int fail(const struct error *err)
 {
@@ -26,30 +29,31 @@ static const char chatml[] = "{% for message in messages %}{{ '<|im_start|>' + m
                              "message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}{% if "
                              "add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/* Texts of all files: a mapped text file piece by piece, or the "text" of each line of a .jsonl. */
+/* Texts of all files: a mapped text file piece by piece, or the "text" of each record of a .jsonl. */
 struct texts {
 	char **paths;
 	int at, count;
 	struct file_map map;
 	size_t done;
-	FILE *lines;
-	char *line;
-	size_t line_cap;
-	int line_number;
+	struct records *records; /* of a .jsonl */
 	json_t *object;
+	bool used;           /* a record of this file */
+	struct error unused; /* of the first record of this file that cannot be used */
+	int64_t skipped;     /* records that cannot be used, of all files */
 	bool open;
 };
 
-#define TEXT_PIECE (4u << 20)
+#define TEXT_PIECE   (4u << 20)
+#define WARNINGS_MAX 3
 
 static void texts_close(struct texts *t)
 {
-	if (t->lines)
-		fclose(t->lines);
+	if (t->records)
+		records_close(t->records);
 	else if (t->open)
 		file_map_close(&t->map);
 	json_decref(t->object);
-	t->lines = NULL;
+	t->records = NULL;
 	t->object = NULL;
 	t->open = false;
 }
@@ -57,25 +61,13 @@ static void texts_close(struct texts *t)
 static int texts_open(struct texts *t, struct error *err)
 {
 	const char *path = t->paths[t->at];
-	int r = 0;
+	int r = str_ends(path, ".jsonl") ? records_open(path, RECORDS_JSON, &t->records, err)
+	                                 : file_map_open(path, &t->map, err);
 
-	if (str_ends(path, ".jsonl")) {
-		struct stat st;
-		int fd = file_open_regular(path, &st, err);
-
-		if (fd < 0)
-			return fd;
-		t->lines = fdopen(fd, "r");
-		if (!t->lines) {
-			close(fd);
-			return error_oom(err);
-		}
-	} else {
-		r = file_map_open(path, &t->map, err);
-	}
 	t->open = r == 0;
-	t->done = 0;
-	t->line_number = 0;
+	t->done = !t->records && t->open ? records_mark(t->map.data, t->map.len) : 0;
+	t->used = false;
+	t->unused = (struct error)ERROR_INIT;
 	return r;
 }
 
@@ -94,30 +86,50 @@ static bool next_piece(struct texts *t, const char **text, size_t *len)
 	return n > 0;
 }
 
-static int next_line(struct texts *t, const char **text, size_t *len, struct error *err)
+/* The text of a record that is `where`. -EBADMSG: it has none. */
+static int read_text(struct texts *t, const struct record *record, const char *where, const char **text,
+                     size_t *len, struct error *err)
 {
-	_cleanup_free_ char *where = NULL;
-	ssize_t n;
 	int r;
 
-	do {
-		errno = 0;
-		n = getline(&t->line, &t->line_cap, t->lines);
-		t->line_number++;
-		if (n < 0)
-			return errno ? error_errno(err, -errno, "%s", t->paths[t->at]) : 0;
-	} while (strspn(t->line, " \t\r\n") == (size_t)n);
-	where = str_printf("%s:%d", t->paths[t->at], t->line_number);
-	if (!where)
-		return error_oom(err);
 	json_decref(t->object);
-	t->object = NULL;
-	r = json_parse(t->line, (size_t)n, where, &t->object, err);
-	if (r < 0)
+	if ((r = exact_json_parse(record->data, record->len, where, &t->object, err)) < 0)
 		return r;
-	r = json_need_string(t->object, "text", where, text, err);
+	if (json_need_string(t->object, "text", where, text, err) < 0)
+		return -EBADMSG;
 	*len = json_string_length(json_object_get(t->object, "text"));
-	return r < 0 ? r : 1;
+	return 0;
+}
+
+/* A file of which no record can be used is an error, which is that of its first one. */
+static int next_line(struct texts *t, const char **text, size_t *len, struct error *err)
+{
+	struct record record;
+	int r;
+
+	while ((r = records_next(t->records, &record, err)) > 0) {
+		_cleanup_free_ char *where = str_printf("%s:%" PRId64, t->paths[t->at], record.line);
+		struct error why = ERROR_INIT;
+
+		r = where ? read_text(t, &record, where, text, len, &why) : error_oom(&why);
+		if (r == 0)
+			t->used = true;
+		if (r == 0)
+			return 1;
+		if (!t->unused.code)
+			t->unused = why;
+		if (r != -EBADMSG) {
+			*err = why;
+			return r;
+		}
+		if (t->skipped++ < WARNINGS_MAX)
+			client_fail(0, "skipped: %s", why.message);
+	}
+	if (r == 0 && !t->used && t->unused.code) {
+		*err = t->unused;
+		return err->code;
+	}
+	return r;
 }
 
 static int next_text(void *context, const char **text, size_t *len, struct error *err)
@@ -127,7 +139,7 @@ static int next_text(void *context, const char **text, size_t *len, struct error
 	for (; t->at < t->count; t->at++) {
 		int r = t->open ? 0 : texts_open(t, err);
 
-		if (r < 0 || (r = t->lines ? next_line(t, text, len, err) : next_piece(t, text, len)) != 0)
+		if (r < 0 || (r = t->records ? next_line(t, text, len, err) : next_piece(t, text, len)) != 0)
 			return r;
 		texts_close(t);
 	}
@@ -256,12 +268,13 @@ static int train(struct client *client, int argc, char **argv)
 	}
 	if (shown.any)
 		fputc('\n', stderr);
+	if (!err.code && texts.skipped > WARNINGS_MAX)
+		client_fail(0, "skipped: %" PRId64 " records in all could not be used", texts.skipped);
 	if (err.code)
 		status = fail(&err);
 	else if (status == EXIT_SUCCESS)
 		print_trained(output, shown.tokens, vocab_size, min_frequency);
 	texts_close(&texts);
-	free(texts.line);
 	option_list_release(&given);
 	option_list_release(&all);
 	return status;

@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/chat/exact_json.h"
 #include "engine/chat/template.h"
 #include "engine/checkpoint/elsewhere.h"
 #include "engine/checkpoint/hf.h"
@@ -340,7 +341,8 @@ static int print_answer(struct generation *g, size_t index, struct error *err)
 	struct sequence *s = &g->sequences[index];
 	json_t *object = g->file.items[index].object;
 	size_t len = s->done - s->begin;
-	_cleanup_free_ char *answer = malloc(len + 1), *line = NULL;
+	_cleanup_free_ char *answer = malloc(len + 1);
+	_cleanup_strbuf_ struct strbuf line = {0};
 	const char *reason = s->ended_by_id || s->ended_by_string ? "stop" : "length";
 
 	if (!answer)
@@ -351,10 +353,12 @@ static int print_answer(struct generation *g, size_t index, struct error *err)
 	for (size_t at = 0; at < len; at += strlen(answer + at) + 1)
 		str_make_utf8(answer + at);
 	if (json_object_set_new(object, "completion", json_stringn(answer, len)) < 0 ||
-	    json_object_set_new(object, "finish_reason", json_string(reason)) < 0 ||
-	    !(line = json_to_string(object)))
+	    json_object_set_new(object, "finish_reason", json_string(reason)) < 0)
 		return error_oom(err);
-	if (puts(line) < 0 || fflush(stdout) != 0)
+	exact_json_dump(object, -1, &line);
+	if (line.failed)
+		return error_oom(err);
+	if (puts(line.data) < 0 || fflush(stdout) != 0)
 		return error_errno(err, -errno, "cannot write to stdout");
 	return 0;
 }

@@ -3,69 +3,80 @@
 #include "worker/prompts.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/chat/exact_json.h"
+#include "engine/dataset/reader.h"
 
-static int read_line(char *line, size_t len, bool json, const char *path, int number, struct prompt *out,
+static int read_json(const struct record *record, const char *where, struct prompt *out, const char **text,
                      struct error *err)
 {
-	_cleanup_free_ char *where = str_printf("%s:%d", path, number);
-	const char *text = line;
 	int r;
 
-	if (!where)
+	if ((r = exact_json_parse(record->data, record->len, where, &out->object, err)) < 0 ||
+	    (r = json_need_string(out->object, "prompt", where, text, err)) < 0)
+		return r;
+	if (strlen(*text) != json_string_length(json_object_get(out->object, "prompt")))
+		return error_set(err, -EINVAL, "%s: prompt: a zero byte", where);
+	return 0;
+}
+
+static int read_prompt(const struct record *record, bool json, const char *path, struct prompt *out,
+                       struct error *err)
+{
+	_cleanup_free_ char *where = str_printf("%s:%" PRId64, path, record->line),
+	                    *line = strndup(record->data, record->len);
+	const char *text = line;
+	int r = 0;
+
+	if (!where || !line)
 		return error_oom(err);
-	if (strlen(line) != len)
+	if (strlen(line) != record->len)
 		return error_set(err, -EINVAL, "%s: a zero byte", where);
-	if (json) {
-		r = json_parse(line, len, where, &out->object, err);
-		if (r < 0 || (r = json_need_string(out->object, "prompt", where, &text, err)) < 0)
-			return r;
-	} else {
-		if (!str_is_utf8(line))
-			return error_set(err, -EINVAL, "%s: not UTF-8", where);
+	if (!str_is_utf8(line))
+		return error_set(err, -EINVAL, "%s: not UTF-8", where);
+	if (json)
+		r = read_json(record, where, out, &text, err);
+	else
 		out->object = json_pack("{s:s}", "prompt", line);
-	}
+	if (r < 0)
+		return r;
 	out->text = strdup(text);
 	return out->text && out->object ? 0 : error_oom(err);
 }
 
+static int add_prompt(struct prompts *p, struct prompt **out, struct error *err)
+{
+	struct prompt *items =
+	    p->n & (p->n - 1) ? p->items : realloc(p->items, MAX(2 * p->n, 1) * sizeof(*items));
+
+	if (!items)
+		return error_oom(err);
+	p->items = items;
+	*out = &items[p->n++];
+	**out = (struct prompt){0};
+	return 0;
+}
+
 int prompts_read(const char *path, struct prompts *out, struct error *err)
 {
-	_cleanup_free_ char *data = NULL;
+	_cleanup_(records_closep) struct records *records = NULL;
 	bool json = str_ends(path, ".jsonl");
-	size_t len, lines = 1;
-	int r = file_read(path, 0, &data, &len, err), number = 0;
+	struct record record;
+	struct prompt *prompt = NULL;
+	int r = records_open(path, json ? RECORDS_JSON : RECORDS_LINES, &records, err);
 
 	*out = (struct prompts){0};
+	while (r == 0 && (r = records_next(records, &record, err)) > 0)
+		if ((r = add_prompt(out, &prompt, err)) == 0)
+			r = read_prompt(&record, json, path, prompt, err);
 	if (r < 0)
 		return r;
-	for (size_t i = 0; i < len; i++)
-		lines += data[i] == '\n';
-	out->items = calloc(lines, sizeof(*out->items));
-	if (!out->items)
-		return error_oom(err);
-	for (char *line = data, *end; line < data + len; line = end + 1) {
-		size_t n;
-
-		end = memchr(line, '\n', (size_t)(data + len - line));
-		if (!end)
-			end = data + len;
-		n = (size_t)(end - line);
-		n -= n > 0 && line[n - 1] == '\r';
-		line[n] = '\0';
-		number++;
-		if (strspn(line, " \t") == n)
-			continue;
-		/* Counted first, so that a line that is wrong is freed, too. */
-		r = read_line(line, n, json, path, number, &out->items[out->n++], err);
-		if (r < 0)
-			return r;
-	}
 	return out->n ? 0 : error_set(err, -EINVAL, "%s: there are no prompts in it", path);
 }
 

@@ -71,13 +71,34 @@ START_TEST(texts_are_read_from_json_lines)
 	     0},
 	    {"{\"text\":\"cdcdcdcd\"}\n", "tokenizer train -n 6400 -o t l.jsonl t.txt", "t: 266 tokens\n", "",
 	     0},
-	    {"{\"text\":\"ab\"}\n\n{\"txt\":1}\n", "tokenizer train -n 6400 -o t l.jsonl", "",
-	     "dtrain: l.jsonl:3: text: missing", 1},
+	    {"{\"text\":\"ab\"}\n\n{\"txt\":1}\n", "tokenizer train -n 6400 -o t l.jsonl", "t: 260 tokens\n",
+	     "dtrain: skipped: l.jsonl:3: text: missing", 0},
+	    /* As the files of data.path: a byte order mark, large integers, and what cannot be read. */
+	    {"\xef\xbb\xbf{\"text\":\"abababab ab ab\"}\n", "tokenizer train -n 6400 -o t l.jsonl",
+	     "t: 263 tokens\n", "", 0},
+	    {"{\"text\":\"abababab ab ab\",\"id\":18446744073709551615}\n",
+	     "tokenizer train -n 6400 -o t l.jsonl", "t: 263 tokens\n", "", 0},
+	    {"[{\"text\":\"abababab\"},\n{\"text\":\" ab ab\"}]", "tokenizer train -n 6400 -o t l.jsonl",
+	     "t: 263 tokens\n", "", 0},
+	    {"{\"text\":\"abababab\"}\n{\"text\":\n7\n8\n9\n{\"text\":\" ab ab\"}\n",
+	     "tokenizer train -n 6400 -o t l.jsonl", "t: 263 tokens\n",
+	     "dtrain: skipped: l.jsonl:2: not valid JSON: unexpected token near end of file\n"
+	     "dtrain: skipped: l.jsonl:3: text: missing; a string is needed\n"
+	     "dtrain: skipped: l.jsonl:4: text: missing; a string is needed\n"
+	     "dtrain: skipped: 4 records in all could not be used\n",
+	     0},
+	    {"7\n{\"txt\":\"ab\"}\n", "tokenizer train -n 6400 -o t t.txt l.jsonl", "",
+	     "dtrain: skipped: l.jsonl:1: text: missing; a string is needed\n"
+	     "dtrain: skipped: l.jsonl:2: text: missing; a string is needed\n"
+	     "dtrain: l.jsonl:1: text: missing; a string is needed\n",
+	     1},
 	    {"", "tokenizer train -n 261 --chat-template absent -o u t.txt", "", "dtrain: cannot read absent",
 	     1},
 	    {"", "tokenizer train -n 261 t.txt", "", "dtrain: tokenizer train: --output DIR is needed\n", 2},
-	    {"{\"text\":\"ab\"}\n{\"text\"", "tokenizer train -n 6400 -o t l.jsonl", "",
-	     "dtrain: l.jsonl:2:", 1},
+	    {"{\"text\":\"ab\"}\n{\"text\"", "tokenizer train -n 6400 -o t l.jsonl", "t: 260 tokens\n",
+	     "dtrain: skipped: l.jsonl:2:", 0},
+	    {"[{\"text\":\"ab\"},", "tokenizer train -n 6400 -o t l.jsonl", "",
+	     "dtrain: l.jsonl:1: the JSON array breaks off here", 1},
 	    {"", "tokenizer train -n 6400 -o t none.jsonl", "", "dtrain: cannot read none.jsonl", 1},
 	    {"", "tokenizer train -n 6400 -o t none.txt", "", "dtrain: cannot read none.txt", 1},
 	};
@@ -89,8 +110,22 @@ START_TEST(texts_are_read_from_json_lines)
 		call = fixture_call(cmd_tokenizer, cases[i].line);
 		ck_assert_int_eq(call.status, cases[i].status);
 		ck_assert_msg(str_starts(call.output, cases[i].output), "%zu: %s", i, call.output);
-		ck_assert_msg(str_starts(call.errors, cases[i].errors), "%zu: %s", i, call.errors);
+		ck_assert_msg(str_starts(call.errors, cases[i].errors) && (*cases[i].errors || !*call.errors),
+		              "%zu: %s", i, call.errors);
 	}
+}
+END_TEST
+
+/* The mark that a text may begin with is no character of it. */
+START_TEST(a_byte_order_mark_is_no_text)
+{
+	_cleanup_(call_release) struct call call = {0};
+
+	write_text("t.txt", "\xef\xbb\xbf"
+	                    "abababab ab ab\n");
+	call = fixture_call(cmd_tokenizer, "tokenizer train -n 6400 -o t t.txt");
+	ck_assert_msg(call.status == 0, "%s", call.errors);
+	ck_assert_msg(str_starts(call.output, "t: 263 tokens\n"), "%s", call.output);
 }
 END_TEST
 
@@ -321,6 +356,7 @@ int main(void)
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, a_text_may_run_out_of_pairs);
 	tcase_add_test(tc, texts_are_read_from_json_lines);
+	tcase_add_test(tc, a_byte_order_mark_is_no_text);
 	tcase_add_test(tc, texts_become_ids_and_back);
 	tcase_add_test(tc, a_tokenizer_has_the_tokens_that_were_named);
 	tcase_add_test(tc, a_part_is_named);

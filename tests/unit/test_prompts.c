@@ -39,6 +39,31 @@ START_TEST(prompts_are_lines)
 }
 END_TEST
 
+/* As the files of data.path. */
+START_TEST(a_byte_order_mark_is_no_text)
+{
+	static const struct {
+		const char *name, *text;
+	} cases[] = {
+	    {"x.txt", "\xef\xbb\xbf"
+	              "one\ntwo"},
+	    {"x.jsonl", "\xef\xbb\xbf{\"prompt\": \"one\"}\n{\"prompt\": \"two\"}\n"},
+	    {"x.jsonl", "[{\"prompt\": \"one\"},\n {\"prompt\": \"two\"}]"},
+	    {"x.jsonl", "{\"prompt\": \"one\", \"id\": 18446744073709551615}\n{\"prompt\": \"two\"}"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(prompts_free) struct prompts p = {0};
+		struct error err = ERROR_INIT;
+
+		ck_ok(read_text(cases[i].name, cases[i].text, strlen(cases[i].text), &p, &err), &err);
+		ck_assert_uint_eq(p.n, 2);
+		ck_assert_str_eq(p.items[0].text, "one");
+		ck_assert_str_eq(p.items[1].text, "two");
+	}
+}
+END_TEST
+
 START_TEST(what_is_wrong_in_a_file_is_named)
 {
 	static const struct {
@@ -51,7 +76,10 @@ START_TEST(what_is_wrong_in_a_file_is_named)
 	    {"x.txt", "a\n\xff\n", 4, "x.txt:2: not UTF-8"},
 	    {"x.txt", "a\0b\n", 4, "x.txt:1: a zero byte"},
 	    {"x.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}\n", 28, "x.jsonl:2: prompt"},
-	    {"x.jsonl", "hello\n", 6, "x.jsonl:1:1: not valid JSON"},
+	    {"x.jsonl", "hello\n", 6, "x.jsonl:1: not valid JSON"},
+	    {"x.jsonl", "{\"prompt\": \"a\"}\n\n{\"prompt\": }\n", 31, "x.jsonl:3: not valid JSON"},
+	    {"x.jsonl", "{\"prompt\": \"a\\u0000b\"}\n", 24, "x.jsonl:1: prompt: a zero byte"},
+	    {"x.txt", "\xef\xbb\xbf\n", 4, "there are no prompts in it"},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -98,6 +126,7 @@ int main(void)
 	TCase *tc = tcase_create("prompts");
 
 	tcase_add_test(tc, prompts_are_lines);
+	tcase_add_test(tc, a_byte_order_mark_is_no_text);
 	tcase_add_test(tc, what_is_wrong_in_a_file_is_named);
 	tcase_add_test(tc, a_stop_string_is_found_wherever_it_is_cut);
 	suite_add_tcase(suite, tc);

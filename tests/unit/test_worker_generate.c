@@ -145,6 +145,23 @@ START_TEST(prompts_of_a_file_go_on)
 }
 END_TEST
 
+/* All members of an object are in the answer as they were, those that only other programs can read as
+ * numbers, too. */
+START_TEST(members_of_a_prompt_stay)
+{
+	_cleanup_free_ char *output = NULL;
+
+	worker_file("prompts.jsonl",
+	            "\xef\xbb\xbf{\"id\": 18446744073709551615, \"prompt\": \"abcd\", \"of\": [{}, "
+	            "1.50, true, null, \"\\u0000\"]}\n");
+	generate_config("file", "generate.prompts=prompts.jsonl");
+	output = worker_output("file", 1);
+	ck_assert_str_eq(
+	    output, "{\"id\":18446744073709551615,\"prompt\":\"abcd\",\"of\":[{},1.5,true,null,\"\\u0000\"],"
+	            "\"completion\":\"efgh\",\"finish_reason\":\"stop\"}\n");
+}
+END_TEST
+
 /* A model that names other ids ends with them, whichever file names them. */
 START_TEST(ids_that_end_an_answer)
 {
@@ -328,6 +345,7 @@ int main(void)
 	tcase_add_test(t, a_prompt_goes_on);
 	tcase_add_test(t, a_text_is_printed_as_it_comes);
 	tcase_add_test(t, prompts_of_a_file_go_on);
+	tcase_add_test(t, members_of_a_prompt_stay);
 	tcase_add_test(t, ids_that_end_an_answer);
 	tcase_add_test(t, choices_at_random_are_those_of_their_seed);
 	tcase_add_test(t, a_conversation_has_a_template);

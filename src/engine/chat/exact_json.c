@@ -171,14 +171,23 @@ json_t *exact_json_load(const char *text, size_t len, json_error_t *je)
 	          !memmem(text, len, "Infinity", 8)))
 		return v;
 	mark_numbers(text, text + len, &marked);
-	if (marked.failed)
-		return NULL;
-	v = json_loadb(marked.data, marked.len, flags, je);
-	if (v && unmark(&v) < 0) {
+	v = marked.failed ? NULL : json_loadb(marked.data, marked.len, flags, je);
+	if (marked.failed || (v && unmark(&v) < 0)) {
 		json_decref(v);
-		return NULL;
+		v = NULL;
+		*je = (json_error_t){0};
 	}
 	return v;
+}
+
+int exact_json_parse(const char *text, size_t len, const char *where, json_t **out, struct error *err)
+{
+	json_error_t je;
+
+	*out = exact_json_load(text, len, &je);
+	if (*out)
+		return 0;
+	return *je.text ? error_set(err, -EBADMSG, "%s: not valid JSON: %s", where, je.text) : error_oom(err);
 }
 
 static void dump_string(const char *s, size_t len, struct strbuf *out)
@@ -223,7 +232,7 @@ static void dump_real(double v, struct strbuf *out)
 
 static void dump_break(int indent, int depth, struct strbuf *out)
 {
-	if (!indent)
+	if (indent <= 0)
 		return;
 	strbuf_addc(out, '\n');
 	for (int i = 0; i < indent * depth; i++)
@@ -232,7 +241,7 @@ static void dump_break(int indent, int depth, struct strbuf *out)
 
 static void dump_value(const json_t *v, int indent, int depth, struct strbuf *out)
 {
-	const char *separator = indent ? "," : ", ", *key;
+	const char *separator = indent ? "," : ", ", *colon = indent < 0 ? ":" : ": ", *key;
 	size_t n = 0;
 	json_t *item;
 
@@ -249,7 +258,7 @@ static void dump_value(const json_t *v, int indent, int depth, struct strbuf *ou
 				strbuf_adds(out, separator);
 			dump_break(indent, depth + 1, out);
 			dump_string(key, strlen(key), out);
-			strbuf_adds(out, ": ");
+			strbuf_adds(out, colon);
 			dump_value(item, indent, depth + 1, out);
 		}
 		if (n)

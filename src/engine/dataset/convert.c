@@ -466,13 +466,12 @@ static int convert_messages(const struct source *s, enum dataset_task task, cons
 int example_convert(const struct source *s, enum dataset_task task, const char *data, size_t len,
                     const char *where, struct example *e, struct error *err)
 {
-	json_error_t je;
+	int r;
 
 	if (s->format == FORMAT_TEXT || s->format == FORMAT_PARAGRAPHS || s->format == FORMAT_FILES)
 		return add_turn(e, ROLE_USER, (struct text){data, len}, err);
-	e->record = exact_json_load(data, len, &je);
-	if (!e->record)
-		return error_set(err, -EBADMSG, "%s: not valid JSON: %s", where, je.text);
+	if ((r = exact_json_parse(data, len, where, &e->record, err)) < 0)
+		return r;
 	if (!json_is_object(e->record))
 		return error_set(err, -EBADMSG, "%s: no JSON object", where);
 	if (s->format == FORMAT_SHAREGPT || s->format == FORMAT_OPENAI)

@@ -27,6 +27,13 @@ struct records {
 	const char *document_end; /* while inside */
 };
 
+size_t records_mark(const char *data, size_t len)
+{
+	static const char mark[] = "\xef\xbb\xbf";
+
+	return len >= strlen(mark) && memcmp(data, mark, strlen(mark)) == 0 ? strlen(mark) : 0;
+}
+
 int records_open_memory(const char *data, size_t len, const char *where, enum record_kind kind,
                         struct records **out, struct error *err)
 {
@@ -36,11 +43,7 @@ int records_open_memory(const char *data, size_t len, const char *where, enum re
 		free(r);
 		return error_oom(err);
 	}
-	if (len >= 3 && memcmp(data, "\xef\xbb\xbf", 3) == 0) {
-		data += 3;
-		len -= 3;
-	}
-	r->start = r->at = r->counted = data;
+	r->start = r->at = r->counted = data + records_mark(data, len);
 	r->end = data + len;
 	r->line = 1;
 	r->kind = kind;

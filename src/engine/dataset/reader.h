@@ -41,5 +41,7 @@ DEFINE_CLEANUP(struct records *, records_close)
 /* 1 with a record, 0 at the end, or a negative errno (a JSON array that breaks off, or has no comma where one
  * is due: "file:line: …"). A record is not yet known to be valid JSON. */
 int records_next(struct records *r, struct record *out, struct error *err);
+/* The length of the byte order mark that text in UTF-8 may begin with, which is no part of it: 3, or 0. */
+size_t records_mark(const char *data, size_t len);
 int64_t records_consumed(const struct records *r); /* bytes so far */
 const char *records_where(const struct records *r);
