@@ -171,7 +171,8 @@ static void check_model(struct check *k)
 		print_wrong(k, "parallel", &err);
 }
 
-/* The adapter belongs to the model, which is looked at as check_model does. */
+/* The adapter belongs to the model, which is looked at as check_model does; a head that is tied to the
+ * embedding may have an adapter of its own. */
 static void check_adapter(struct check *k)
 {
 	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
@@ -182,8 +183,10 @@ static void check_adapter(struct check *k)
 	struct model_config model;
 
 	/* A model that is not there was reported already. */
-	if (model_config_read(k->c->model.path, &model, &ignored) < 0 ||
-	    model_layout_create(&model, &layout, &ignored) < 0 ||
+	if (model_config_read(k->c->model.path, &model, &ignored) < 0)
+		return;
+	model.tied = false;
+	if (model_layout_create(&model, &layout, &ignored) < 0 ||
 	    safetensors_open(k->c->model.path, &st, &ignored) < 0)
 		return;
 	if (merged_model_open(path, layout, st, &merged, &err) < 0)

@@ -113,7 +113,7 @@ static int add_stops_of(struct generation *g, const char *name, struct error *er
 		return error_oom(err);
 	if (!file_exists(path))
 		return 0;
-	r = json_read_file(path, &j, err);
+	r = json_read_python(path, &j, err);
 	if (r < 0)
 		return r;
 	eos = json_object_get(j, "eos_token_id");
@@ -211,11 +211,27 @@ static int batch_size(const struct generation *g)
 	return (int)MIN((size_t)g->c->generate.batch, g->n);
 }
 
+/* With the adapter in the weights. */
+static int create_merged(struct generation *g, const struct generator_options *o, struct safetensors *st,
+                         struct error *err)
+{
+	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
+	_cleanup_(merged_model_closep) struct merged_model *merged = NULL;
+	struct model_config untied = g->model;
+	int r;
+
+	untied.tied = false;
+	if ((r = model_layout_create(&untied, &layout, err)) < 0 ||
+	    (r = merged_model_open(g->c->generate.adapter, layout, st, &merged, err)) < 0)
+		return r;
+	g->model.tied = g->model.tied && !merged_model_unties(merged);
+	return generator_create(g->dev, &g->model, o, merged_model_fill, merged, &g->generator, err);
+}
+
 static int load(struct generation *g, struct error *err)
 {
 	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
-	_cleanup_(merged_model_closep) struct merged_model *merged = NULL;
 	_cleanup_free_ char *config = options_config(g->c), *tokenizer = options_tokenizer(g->c);
 	struct device_options dev = {.threads = g->c->resources.threads,
 	                             /* the only attention that knows a cache */
@@ -246,11 +262,9 @@ static int load(struct generation *g, struct error *err)
 	    (r = safetensors_open(g->c->model.path, &st, err)) < 0 ||
 	    (r = parameters_check(layout, st, g->c->model.path, err)) < 0)
 		return r;
-	if (!g->c->generate.adapter)
-		return generator_create(g->dev, &g->model, &o, parameters_fill, st, &g->generator, err);
-	r = merged_model_open(g->c->generate.adapter, layout, st, &merged, err);
-	return r < 0 ? r
-	             : generator_create(g->dev, &g->model, &o, merged_model_fill, merged, &g->generator, err);
+	return g->c->generate.adapter
+	           ? create_merged(g, &o, st, err)
+	           : generator_create(g->dev, &g->model, &o, parameters_fill, st, &g->generator, err);
 }
 
 /* Bytes of text that will not change when more ids come: an unfinished character decodes as U+FFFD. */

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compares "dtrain export" with merge_and_unload of PEFT: live where peft is installed, else with what it computed
 # (export_peft.json, which "export_peft.py --record" writes). Arguments: the program dtrain, a directory to work in.
-import json, math, os, signal, subprocess, sys, time, zlib
+import json, math, os, shutil, signal, subprocess, sys, time, zlib
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -212,6 +212,27 @@ def tied(dtrain, tmp):
     model = AutoModelForCausalLM.from_pretrained(f"{tmp}/untied")
     assert not model.config.tie_word_embeddings and torch.equal(model.lm_head.weight, head)
     assert torch.equal(model.model.embed_tokens.weight, load(f"{tmp}/tied")["model.embed_tokens.weight"])
+
+
+    # A config.json without the key has the family's default.
+    for base in ("gpt2", "llama"):
+        model = f"{tmp}/{base}-no-key"
+        shutil.copytree(f"{tmp}/{base}", model)
+        with open(f"{model}/config.json") as f:
+            config = json.load(f)
+        config.pop("tie_word_embeddings", None)
+        with open(f"{model}/config.json", "w") as f:
+            json.dump(config, f)
+        embedding, name = ("wte", "transformer.wte.weight") if base == "gpt2" else ("embed_tokens", "model.embed_tokens.weight")
+        os.makedirs(f"{tmp}/adapter-{base}-no-key")
+        with open(f"{tmp}/adapter-{base}-no-key/adapter_config.json", "w") as f:
+            json.dump({"peft_type": "LORA", "r": 2, "target_modules": [], "modules_to_save": [embedding]}, f)
+        save_file({f"base_model.model.{name}": head}, f"{tmp}/adapter-{base}-no-key/adapter_model.safetensors", metadata={"format": "pt"})
+        export(dtrain, "--adapter", f"{tmp}/adapter-{base}-no-key", model, f"{tmp}/out-{base}-no-key")
+        merged = AutoModelForCausalLM.from_pretrained(f"{tmp}/out-{base}-no-key")
+        kept = load(model)[name if base == "gpt2" else "lm_head.weight"]
+        assert not merged.config.tie_word_embeddings and torch.equal(merged.lm_head.weight, kept), base
+        assert torch.equal(merged.get_input_embeddings().weight, head), base
 
 
 def quantized(dtrain, tmp):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compares sampling with the logits processors of transformers, and the task generate with its generate(): adapters,
 # repetition penalty, stop strings, files of prompts. Arguments: worker, sampling_dump, the source tree, a directory.
-import json, os, random, shutil, subprocess, sys
+import importlib.util, json, os, random, shutil, subprocess, sys
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -198,5 +198,75 @@ def generation():
     print("generation: adapters, penalty, prompts and stop strings as transformers")
 
 
+def tied():
+    """An adapter of the embedding or of the head of a model that ties the two changes one of them."""
+    directory = f"{tmp}/tied"
+    torch.manual_seed(seed)
+    base = AutoModelForCausalLM.from_config(LlamaConfig(
+        vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None), dtype=torch.float32)
+    base.generation_config.bos_token_id = base.generation_config.eos_token_id = base.generation_config.pad_token_id = None
+    base.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(f"{source}/tests/engine/bytes/{name}", directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    weights = load_file(f"{directory}/model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    # The same model, stored as its head.
+    alone = f"{tmp}/tied-stored-as-head"
+    shutil.copytree(directory, alone)
+    stored = {k: v for k, v in weights.items() if k != "model.embed_tokens.weight"} | {"lm_head.weight": table.clone()}
+    save_file(stored, f"{alone}/model.safetensors", metadata={"format": "pt"})
+    untied = f"{tmp}/untied"
+    shutil.copytree(directory, untied)
+    with open(f"{untied}/config.json") as f:
+        config = json.load(f)
+    with open(f"{untied}/config.json", "w") as f:
+        json.dump(config | {"tie_word_embeddings": False}, f)
+    body, a, b, whole = "base_model.model.model.embed_tokens", value(4, 264) * 0.5, value(32, 4) * 0.5, value(264, 32) * 0.2
+    head, c, d = "base_model.model.lm_head", value(4, 32) * 0.5, value(264, 4) * 0.5
+    # PEFT wants a module with an adapter besides those that are saved whole: this one changes nothing.
+    query = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+    nothing = {query.format(i, m): x.clone() for i in range(2) for m, x in (("A", value(4, 32)), ("B", torch.zeros(32, 4)))}
+    # Members of the configuration, tensors, and the embedding and the head with them.
+    cases = {
+        "embedding": ({"target_modules": ["embed_tokens"]}, {f"{body}.lora_embedding_A": a, f"{body}.lora_embedding_B": b}, table + 2.0 * (b @ a).T, table),
+        "embedding-whole": ({"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}, nothing | {f"{body}.weight": whole}, whole, table),
+        "head": ({"target_modules": ["lm_head"]}, {f"{head}.lora_A.weight": c, f"{head}.lora_B.weight": d}, table, table + 2.0 * (d @ c)),
+        "head-whole": ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, nothing | {f"{head}.weight": whole}, table, whole),
+    }
+    prompt = "The quick brown fox"
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+
+    def tokens(model):
+        # dtrain chooses no id that the tokenizer does not have, and ends with the id that ends a text.
+        return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, pad_token_id=0,
+                              eos_token_id=tokenizer.eos_token_id, suppress_tokens=list(range(len(tokenizer), 264)))[0]
+
+    for name, (members, tensors, embedding, output) in cases.items():
+        adapter = f"{tmp}/tied-{name}"
+        os.makedirs(adapter)
+        with open(f"{adapter}/adapter_config.json", "w") as f:
+            json.dump({"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, **members}, f)
+        save_file(tensors, f"{adapter}/adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(weights | {"model.embed_tokens.weight": embedding.contiguous(), "lm_head.weight": output.clone()}, f"{untied}/model.safetensors",
+                  metadata={"format": "pt"})
+        want = tokens(AutoModelForCausalLM.from_pretrained(untied))
+        text = tokenizer.decode(want, skip_special_tokens=True)[len(tokenizer.decode(ids[0], skip_special_tokens=True)):]
+        for model in (directory, alone):
+            got = run(model, {"prompt": prompt, "adapter": adapter, "max_new_tokens": 16})
+            assert got == text + "\n", (name, model, got, text)
+        # Tied, it would be another text.
+        base.get_input_embeddings().weight.data.copy_(output if name.startswith("head") else embedding)
+        assert not torch.equal(tokens(base), want), name
+        if importlib.util.find_spec("peft"):
+            from peft import PeftModel
+
+            theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(directory), adapter)
+            assert torch.equal(tokens(theirs), want), name
+    print(f"tied models: {len(cases)} adapters of the embedding or the head, as transformers")
+
+
 sampling()
 generation()
+tied()

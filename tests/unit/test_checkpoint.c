@@ -304,7 +304,8 @@ START_TEST(a_weight_in_nf4_is_one_tensor)
 	nf4_tables_fill(&tables);
 	for (int nested = 0; nested < 2; nested++) {
 		_cleanup_(safetensors_closep) struct safetensors *st = NULL;
-		static const struct hf_parameter want[] = {{"w", 2, {2, 65}, false}, {"norm", 1, {3}, false}};
+		static const struct hf_parameter want[] = {{"w", 2, {2, 65}, false, false},
+		                                           {"norm", 1, {3}, false, false}};
 		const struct nf4_file f = {nested, nested ? NF4_NESTED : NF4_PLAIN, NULL};
 		const struct tensor *w;
 		float all[130], part[67];
@@ -365,11 +366,12 @@ END_TEST
 
 START_TEST(a_model_names_what_does_not_fit)
 {
-	static const struct hf_parameter fits[] = {{"model.w", 2, {2, 3}, false}, {"model.b", 1, {2}, false}};
-	static const struct hf_parameter lacks[] = {{"model.w", 2, {2, 3}, false},
-	                                            {"model.c", 1, {2}, false}};
-	static const struct hf_parameter shape[] = {{"model.w", 2, {3, 2}, false},
-	                                            {"model.b", 1, {2}, false}};
+	static const struct hf_parameter fits[] = {{"model.w", 2, {2, 3}, false, false},
+	                                           {"model.b", 1, {2}, false, false}};
+	static const struct hf_parameter lacks[] = {{"model.w", 2, {2, 3}, false, false},
+	                                            {"model.c", 1, {2}, false, false}};
+	static const struct hf_parameter shape[] = {{"model.w", 2, {3, 2}, false, false},
+	                                            {"model.b", 1, {2}, false, false}};
 	enum tensor_type f32 = TENSOR_F32;
 	const struct tensor_source s[] = {
 	    {"model.w", TENSOR_F32, 2, {2, 3}, fill_ramp, &f32, 0},

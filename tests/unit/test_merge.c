@@ -16,6 +16,7 @@ enum { VOCAB = 10, HIDDEN = 4, OUT = 6, RANK = 2, LARGEST = VOCAB * HIDDEN };
 #define M(name, suffix) "base_model.model." name "." suffix
 #define Q               "layers.0.q_proj"
 #define EMBED           "embed_tokens"
+#define HEAD            "lm_head.weight"
 
 /* Which values a tensor has; no two have the same. */
 enum seed { BASE_EMBED = 1, BASE_Q, BASE_NORM, LEFT, RIGHT, MAGNITUDE, WHOLE };
@@ -264,6 +265,162 @@ START_TEST(an_adapter_is_in_the_weights_that_a_run_gets)
 }
 END_TEST
 
+/* The model of a run with a head of its own: base_parts, and that. */
+static const struct model_parameter own_head[] = {
+    {.name = EMBED ".weight",
+     .role = PARAMETER_EMBEDDING,
+     .dims = 2,
+     .shape = {VOCAB, HIDDEN},
+     .count = VOCAB * HIDDEN},
+    {.name = Q ".weight", .role = PARAMETER_Q, .dims = 2, .shape = {OUT, HIDDEN}, .count = OUT * HIDDEN},
+    {.name = "norm.weight", .role = PARAMETER_FINAL_NORM, .dims = 1, .shape = {HIDDEN}, .count = HIDDEN},
+    {.name = HEAD, .role = PARAMETER_HEAD, .dims = 2, .shape = {VOCAB, HIDDEN}, .count = VOCAB * HIDDEN},
+};
+
+static const struct kind of_head = {LORA("\"target_modules\": [\"lm_head\"]"),
+                                    HEAD,
+                                    BASE_EMBED,
+                                    {{M("lm_head", "lora_A.weight"), RIGHT, RANK, HIDDEN},
+                                     {M("lm_head", "lora_B.weight"), LEFT, VOCAB, RANK}},
+                                    false,
+                                    false};
+
+/* The weights of the merged model at `index` of own_head are those of the kind, or of the base. */
+static void check_filled(struct merged_model *m, size_t index, const struct kind *k, enum seed base)
+{
+	const struct model_parameter *p = &own_head[index];
+	struct error err = ERROR_INIT;
+	float got[LARGEST];
+
+	ck_ok(merged_model_fill(m, p, 1, p->count - 1, got, &err), &err);
+	if (k && str_eq(k->tensor, p->name)) {
+		check_merged(k, got, 1, p->count - 1, p->shape[0]);
+		return;
+	}
+	for (int64_t e = 1; e < p->count; e++)
+		ck_assert_float_eq(got[e - 1], value(base, e));
+}
+
+/* As with PEFT: of an embedding and the head that is tied to it the adapter changes the one that it names,
+ * and the other keeps the weights of the base, whichever of the two the base has. */
+START_TEST(a_tied_head_has_weights_of_its_own)
+{
+	const struct kind *k = _i < (int)ARRAY_SIZE(kinds) ? &kinds[_i] : &of_head;
+	const struct model_layout layout = {.parameter = (struct model_parameter *)own_head,
+	                                    .parameters = ARRAY_SIZE(own_head)};
+	struct part stored[ARRAY_SIZE(base_parts)];
+
+	write_adapter(k);
+	memcpy(stored, base_parts, sizeof(stored));
+	for (int head_alone = 0; head_alone < 2; head_alone++) {
+		_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+		_cleanup_(merged_model_closep) struct merged_model *m = NULL;
+		struct error err = ERROR_INIT;
+
+		stored[0].name = head_alone ? HEAD : EMBED ".weight";
+		write_tensors(model, "model", stored, ARRAY_SIZE(stored));
+		ck_ok(safetensors_open(model, &st, &err), &err);
+		ck_ok(merged_model_open(adapter, &layout, st, &m, &err), &err);
+		ck_assert_int_eq(merged_model_unties(m), !str_eq(k->tensor, Q ".weight"));
+		check_filled(m, 0, k, BASE_EMBED);
+		check_filled(m, 3, k, BASE_EMBED);
+		check_filled(m, 2, NULL, BASE_NORM);
+	}
+}
+END_TEST
+
+/* A config.json without the key has the family's default; of a family that is not known the files tell. */
+START_TEST(whether_a_head_is_tied_may_be_left_out)
+{
+	static const struct {
+		const char *family;
+		bool tied, stored; /* stored: a head */
+	} cases[] = {
+	    {"gpt2", true, false},   {"gemma2", true, false},  {"gemma3_text", true, false},
+	    {"smollm3", true, true}, {"llama", false, true},   {"qwen2", false, true},
+	    {"opt", true, false},    {"mixtral", false, true},
+	};
+	const struct kind *const adapters[] = {&kinds[4], &kinds[5], &of_head};
+	const struct part with_head[] = {
+	    base_parts[0], base_parts[1], base_parts[2], {HEAD, BASE_EMBED, VOCAB, HIDDEN}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases) * ARRAY_SIZE(adapters); i++) {
+		const struct kind *k = adapters[i % ARRAY_SIZE(adapters)];
+		bool tied = cases[i / ARRAY_SIZE(adapters)].tied,
+		     has_head = cases[i / ARRAY_SIZE(adapters)].stored;
+		_cleanup_free_ char *out = str_path_join(dir, "out"),
+		                    *path = str_path_join(out, "config.json"),
+		                    *text = str_printf("{\"model_type\":\"%s\"}",
+		                                       cases[i / ARRAY_SIZE(adapters)].family);
+		_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+		_cleanup_json_ json_t *config = NULL;
+		struct export_options o = {
+		    .model = model, .adapter = adapter, .output = out, .overwrite = true};
+		const struct tensor *head;
+		struct export_result result;
+		struct error err = ERROR_INIT;
+		float got[LARGEST];
+
+		write_adapter(k);
+		write_text(model, "config.json", text);
+		write_tensors(model, "model", with_head, ARRAY_SIZE(with_head) - !has_head);
+		ck_ok(export_run(&o, &result, &err), &err);
+		ck_assert_int_eq(result.untied, tied);
+		ck_ok(json_read_file(path, &config, &err), &err);
+		ck_assert_int_eq(json_object_get(config, "tie_word_embeddings") == json_false(), tied);
+		ck_ok(safetensors_open(out, &st, &err), &err);
+		head = safetensors_find(st, HEAD);
+		ck_assert_ptr_nonnull(head);
+		ck_ok(tensor_to_f32(head, 0, VOCAB * HIDDEN, got, &err), &err);
+		if (k == &of_head)
+			check_merged(k, got, 0, VOCAB * HIDDEN, VOCAB);
+		else
+			for (int64_t e = 0; e < VOCAB * HIDDEN; e++)
+				ck_assert_float_eq(got[e], value(BASE_EMBED, e));
+	}
+}
+END_TEST
+
+/* Files may have the head of a tied model alone. */
+START_TEST(a_stored_head_is_the_embedding)
+{
+	static const struct kind of_embedding = {
+	    LORA("\"target_modules\": [], \"modules_to_save\": [\"embed_tokens\"]"),
+	    NULL,
+	    WHOLE,
+	    {{M("model.embed_tokens", "weight"), WHOLE, VOCAB, HIDDEN}},
+	    false,
+	    false};
+	const struct kind *const adapters[] = {&kinds[0], &of_embedding, &of_head};
+	const struct part stored[] = {{HEAD, BASE_EMBED, VOCAB, HIDDEN}, base_parts[1], base_parts[2]};
+
+	write_tensors(model, "model", stored, ARRAY_SIZE(stored));
+	for (size_t i = 0; i < ARRAY_SIZE(adapters); i++) {
+		_cleanup_free_ char *out = str_path_join(dir, "out");
+		_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+		struct export_options o = {
+		    .model = model, .adapter = adapter, .output = out, .overwrite = true};
+		const struct tensor *embedding;
+		struct export_result result;
+		struct error err = ERROR_INIT;
+		float got[LARGEST];
+
+		write_adapter(adapters[i]);
+		ck_ok(export_run(&o, &result, &err), &err);
+		ck_assert_int_eq(result.untied, i > 0);
+		ck_ok(safetensors_open(out, &st, &err), &err);
+		embedding = safetensors_find(st, "model.embed_tokens.weight");
+		ck_assert_int_eq(embedding != NULL, i > 0);
+		ck_assert_ptr_nonnull(safetensors_find(st, HEAD));
+		if (!embedding)
+			continue;
+		ck_ok(tensor_to_f32(embedding, 0, VOCAB * HIDDEN, got, &err), &err);
+		for (int64_t e = 0; e < VOCAB * HIDDEN; e++)
+			ck_assert_float_eq(got[e], value(i == 1 ? WHOLE : BASE_EMBED, e));
+	}
+}
+END_TEST
+
 START_TEST(what_cannot_be_merged_is_refused)
 {
 	static const struct {
@@ -390,6 +547,9 @@ int main(void)
 	tcase_add_checked_fixture(t, setup, teardown);
 	tcase_add_loop_test(t, an_adapter_is_in_the_weights_that_are_written, 0, ARRAY_SIZE(kinds));
 	tcase_add_loop_test(t, an_adapter_is_in_the_weights_that_a_run_gets, 0, ARRAY_SIZE(kinds));
+	tcase_add_loop_test(t, a_tied_head_has_weights_of_its_own, 0, ARRAY_SIZE(kinds) + 1);
+	tcase_add_test(t, whether_a_head_is_tied_may_be_left_out);
+	tcase_add_test(t, a_stored_head_is_the_embedding);
 	tcase_add_test(t, what_cannot_be_merged_is_refused);
 	tcase_add_test(t, an_adapter_alone_is_converted);
 	tcase_add_loop_test(t, memory_may_run_out, 0, ARRAY_SIZE(kinds));

@@ -277,9 +277,9 @@ static void write_adapter(const char *dir, const char *config, const struct shap
 START_TEST(an_adapter_fits_its_base_or_is_refused)
 {
 	static const struct hf_parameter base[] = {
-	    {"embed_tokens.weight", 2, {10, 4}, false}, {Q ".weight", 2, {6, 4}, false},
-	    {"layers.0.up.weight", 2, {4, 4}, false},   {"norm.weight", 1, {4}, false},
-	    {"lm_head.weight", 2, {10, 4}, false},
+	    {"embed_tokens.weight", 2, {10, 4}, false, false}, {Q ".weight", 2, {6, 4}, false, false},
+	    {"layers.0.up.weight", 2, {4, 4}, false, false},   {"norm.weight", 1, {4}, false, false},
+	    {"lm_head.weight", 2, {10, 4}, false, false},
 	};
 	static const char
 	    plain[] = LORA("\"r\": 2, \"target_modules\": [\"q_proj\"]"),

@@ -2,8 +2,10 @@
 /* Generation from a run file, in a process, with a model that has learned what follows on what. */
 #include <fcntl.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/checkpoint/safetensors.h"
 #include "worker/tasks.h"
 #include "worker_fixture.h"
 
@@ -271,6 +273,94 @@ START_TEST(an_adapter_is_merged)
 }
 END_TEST
 
+/* Rows of the model's embedding, of which two are exchanged. */
+struct exchanged {
+	const struct tensor *embedding;
+	int64_t rows[2];
+};
+
+static int fill_exchanged(void *context, size_t index, size_t offset, size_t len, void *buf,
+                          struct error *err)
+{
+	const struct exchanged *x = context;
+	int64_t columns = x->embedding->shape[1], first = (int64_t)(offset / sizeof(float));
+	float *out = buf;
+	int r = 0;
+
+	(void)index;
+	for (int64_t i = first; i < first + (int64_t)(len / sizeof(float)) && r == 0; i++) {
+		int64_t row = i / columns;
+
+		row = row == x->rows[0] ? x->rows[1] : row == x->rows[1] ? x->rows[0] : row;
+		r = tensor_to_f32(x->embedding, row * columns + i % columns, 1, out++, err);
+	}
+	return r;
+}
+
+/* An adapter of the model that has its embedding in place of a module, with the rows of two characters
+ * exchanged. */
+static void write_exchanged(const char *directory, const char *module, const char *name,
+                            const char *characters)
+{
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_json_ json_t *tokenizer = worker_json("model/tokenizer.json");
+	_cleanup_free_ char *config = str_printf("%s/adapter_config.json", directory),
+	                    *text = str_printf("{\"peft_type\": \"LORA\", \"r\": 1, \"target_modules\": [], "
+	                                       "\"modules_to_save\": [\"%s\"]}",
+	                                       module);
+	const json_t *vocabulary = json_object_get(json_object_get(tokenizer, "model"), "vocab");
+	struct tensor_source source = {.name = name, .type = TENSOR_F32, .dims = 2, .fill = fill_exchanged};
+	struct exchanged x = {0};
+	struct error err = ERROR_INIT;
+
+	ck_ok(safetensors_open("model", &st, &err), &err);
+	x.embedding = safetensors_find(st, "model.embed_tokens.weight");
+	ck_assert_ptr_nonnull(x.embedding);
+	for (size_t i = 0; i < ARRAY_SIZE(x.rows); i++)
+		x.rows[i] = json_get_int(vocabulary, (char[]){characters[i], '\0'}, -1);
+	ck_assert(x.rows[0] >= 0 && x.rows[1] >= 0);
+	memcpy(source.shape, x.embedding->shape, sizeof(source.shape));
+	source.context = &x;
+	ck_ok(file_mkdirs(directory, 0755, &err), &err);
+	worker_file(config, text);
+	ck_ok(safetensors_write(directory, "adapter_model", &source, 1, 0, &err), &err);
+}
+
+/* The model ties its head to the embedding; an adapter may change one of the two. */
+START_TEST(a_tied_head_is_not_the_embedding_that_an_adapter_has)
+{
+	write_exchanged("embedding", "embed_tokens", "base_model.model.model.embed_tokens.weight", "cd");
+	write_exchanged("head", "lm_head", "base_model.model.lm_head.weight", "dz");
+	generate_config("embedding", "generate.prompt=abd", "generate.adapter=embedding",
+	                "generate.max_new_tokens=1");
+	expect_text("embedding", "d\n");
+	generate_config("head", "generate.prompt=abc", "generate.adapter=head", "generate.max_new_tokens=1");
+	expect_text("head", "z\n");
+}
+END_TEST
+
+/* A file may have the head of a model that ties it, and not the embedding. */
+START_TEST(a_model_may_be_stored_as_its_head)
+{
+	_cleanup_free_ char *bytes = NULL;
+	struct error err = ERROR_INIT;
+	char *name;
+	size_t len;
+
+	ck_ok(file_read("model/model.safetensors", 0, &bytes, &len, &err), &err);
+	name = memmem(bytes, len, "\"model.embed_tokens.weight\"", 27);
+	ck_assert_ptr_nonnull(name);
+	/* JSON may have spaces behind the name. */
+	memcpy(name, "\"lm_head.weight\"           ", 27);
+	ck_ok(file_write_atomic("model/model.safetensors", bytes, len, 0644, &err), &err);
+	generate_config("short", "generate.prompt=abc");
+	expect_text("short", "defgh\n");
+	worker_file("text.txt", "abzzz\n");
+	worker_config_model("train", "output.dir=trained", "train.max_steps=1", "data.packing=false");
+	free(worker_output("train", 1));
+}
+END_TEST
+
 START_TEST(what_cannot_be_generated)
 {
 	_cleanup_free_ char *config = worker_read("model/config.json"), *filled = NULL, *narrow = NULL;
@@ -350,6 +440,8 @@ int main(void)
 	tcase_add_test(t, choices_at_random_are_those_of_their_seed);
 	tcase_add_test(t, a_conversation_has_a_template);
 	tcase_add_test(t, an_adapter_is_merged);
+	tcase_add_test(t, a_tied_head_is_not_the_embedding_that_an_adapter_has);
+	tcase_add_test(t, a_model_may_be_stored_as_its_head);
 	tcase_add_test(t, what_cannot_be_generated);
 	tcase_add_test(t, an_empty_prompt_begins_a_document);
 	tcase_add_test(t, a_text_that_cannot_be_printed_is_an_error);

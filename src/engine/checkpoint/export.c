@@ -38,6 +38,8 @@ struct export
 	struct entry *entries;
 	size_t n;
 	bool untie;
+	bool added; /* the last entry: the embedding or the head, of which the files of a tied model have one
+	             */
 	struct tensor score;    /* of an adapter that has a head of scores; name NULL: it has none */
 	enum tensor_type plain; /* of weights that were quantized, unless a type is asked for */
 	bool quantized;
@@ -180,11 +182,6 @@ static void add_entry(struct export *x, const char *name, const struct tensor *t
 	    (struct entry){.name = name, .from = t, .set = x->model, .type = written_type(x, t->type)};
 }
 
-static bool is_embedding(const char *name)
-{
-	return str_ends(name, "embed_tokens.weight") || str_ends(name, "wte.weight");
-}
-
 /* The head of scores that an adapter of a reward model brings, in place of the head of its base. */
 static int find_score(struct export *x, struct error *err)
 {
@@ -211,12 +208,12 @@ static int find_score(struct export *x, struct error *err)
 	return 0;
 }
 
-/* The tensors of the model, and the head of a model that ties it to the embedding: an adapter may have one
- * for it alone. */
-static int list_entries(struct export *x, bool tied, struct error *err)
+/* The tensors of the model, and of one that ties the head to the embedding the one that its files lack: an
+ * adapter may have one for it alone. */
+static int list_entries(struct export *x, bool tied, const struct family *family, struct error *err)
 {
 	size_t n = safetensors_count(x->model);
-	const struct tensor *embedding = NULL;
+	const struct tensor *head = safetensors_find(x->model, HEAD), *embedding = NULL;
 	int r = x->o->adapter ? find_score(x, err) : 0;
 
 	if (r < 0)
@@ -229,13 +226,19 @@ static int list_entries(struct export *x, bool tied, struct error *err)
 
 		if (!x->score.name || !str_eq(t->name, HEAD))
 			add_entry(x, t->name, t);
-		if (is_embedding(t->name))
+		if (merge_is_embedding_or_head(t->name) && !str_eq(t->name, HEAD))
 			embedding = t;
 	}
 	if (x->score.name)
 		add_entry(x, SCORE, &x->score); /* until the adapter is open */
-	else if (x->o->adapter && tied && embedding && !safetensors_find(x->model, HEAD))
-		add_entry(x, HEAD, embedding);
+	else if (x->o->adapter && tied && !head != !embedding) {
+		add_entry(x,
+		          embedding                                      ? HEAD
+		          : family && family->naming == MODEL_NAMES_GPT2 ? "transformer.wte.weight"
+		                                                         : "model.embed_tokens.weight",
+		          embedding ? embedding : head);
+		x->added = true;
+	}
 	return 0;
 }
 
@@ -264,7 +267,7 @@ static int open_adapter(struct export *x, bool tied, struct error *err)
 		e->from = a->wholes[i].tensor;
 		e->set = a->tensors;
 		e->type = x->o->convert ? tensor_type_of(x->o->type) : e->type;
-		touched |= str_eq(e->name, HEAD) || is_embedding(e->name);
+		touched |= merge_is_embedding_or_head(e->name);
 	}
 	for (size_t i = 0; i < a->n_modules; i++) {
 		const struct peft_module *m = &a->modules[i];
@@ -274,11 +277,10 @@ static int open_adapter(struct export *x, bool tied, struct error *err)
 			return error_set(err, -ENOTSUP, "%s: tensor %s is %s; expected one of F32, BF16, F16",
 			                 x->o->model, e->name, tensor_type_name(e->from->type));
 		e->module = m;
-		touched |= str_eq(e->name, HEAD) || is_embedding(e->name);
+		touched |= merge_is_embedding_or_head(e->name);
 	}
 	x->untie = tied && touched;
-	/* The last entry is the head of a model that has none of its own. */
-	if (tied && !touched && !safetensors_find(x->model, HEAD) && str_eq(x->entries[x->n - 1].name, HEAD))
+	if (x->added && !touched)
 		x->n--;
 	return 0;
 }
@@ -317,13 +319,13 @@ static enum tensor_type named_type(const json_t *config)
 	                                             : TENSOR_BF16;
 }
 
-static int check_config(struct export *x, const char *path, bool *tied, struct error *err)
+static int read_config(struct export *x, const char *path, json_t **out, struct error *err)
 {
 	_cleanup_json_ json_t *config = NULL;
 	const struct family *family;
 	const json_t *q;
 	const char *method;
-	int r = json_read_file(path, &config, err);
+	int r = json_read_python(path, &config, err);
 
 	if (r < 0)
 		return r;
@@ -347,7 +349,7 @@ static int check_config(struct export *x, const char *path, bool *tied, struct e
 		x->quantized = true;
 		x->plain = named_type(config);
 	}
-	*tied = json_get_bool(config, "tie_word_embeddings", false);
+	*out = steal_pointer(config);
 	return 0;
 }
 
@@ -410,14 +412,23 @@ static int write_model(struct export *x, const char *directory, struct error *er
 
 static int open_model(struct export *x, struct error *err)
 {
-	_cleanup_free_ char *config = str_path_join(x->o->model, "config.json");
-	bool tied = false;
+	_cleanup_free_ char *path = str_path_join(x->o->model, "config.json");
+	_cleanup_json_ json_t *config = NULL;
+	const struct family *family;
+	bool tied;
 	int r;
 
-	if (!config)
+	if (!path)
 		return error_oom(err);
-	if ((r = check_config(x, config, &tied, err)) < 0 ||
-	    (r = safetensors_open(x->o->model, &x->model, err)) < 0 || (r = list_entries(x, tied, err)) < 0)
+	if ((r = read_config(x, path, &config, err)) < 0 ||
+	    (r = safetensors_open(x->o->model, &x->model, err)) < 0)
+		return r;
+	family = family_find(json_get_string(config, "model_type", ""));
+	/* transformers leaves the key out where it has the family's default. Of a family that dtrain does not
+	 * know, the files tell. */
+	tied = json_get_bool(config, "tie_word_embeddings",
+	                     family ? family->tied : !safetensors_find(x->model, HEAD));
+	if ((r = list_entries(x, tied, family, err)) < 0)
 		return r;
 	return x->o->adapter ? open_adapter(x, tied, err) : 0;
 }

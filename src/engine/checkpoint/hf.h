@@ -18,7 +18,8 @@ struct hf_parameter {
 	const char *name;
 	int dims;
 	int64_t shape[TENSOR_MAX_DIMS];
-	bool optional; /* may be absent: hf_load then does not call store for it */
+	bool optional;       /* may be absent: hf_load then does not call store for it */
+	bool tied_embedding; /* as hf_find_tied takes it */
 };
 
 /* Checks that every parameter is there, with its shape and a floating-point type, and that there are no other
@@ -29,6 +30,9 @@ int hf_check(const struct safetensors *st, const char *where, const struct hf_pa
 /* NULL: none. Names are also tried without "model." or "transformer.", which the body of a causal model saved
  * alone lacks. */
 const struct tensor *hf_find(const struct safetensors *st, const char *name);
+/* The same. tied_embedding: the name is that of an embedding to which the head is tied, and lm_head.weight is
+ * found where the files have that alone. */
+const struct tensor *hf_find_tied(const struct safetensors *st, const char *name, bool tied_embedding);
 
 /* Reads t with tensor_convert, in pieces; t is valid during the call only. */
 typedef int (*hf_store_fn)(void *context, size_t index, const struct tensor *t, struct error *err);
@@ -56,6 +60,9 @@ int hf_save_files(const char *directory, const struct hf_save_options *options, 
 
 /* The tokenizer's part of that. tokenizer: as in hf_save_options, not NULL. */
 int hf_save_tokenizer(const char *directory, const char *tokenizer, struct error *err);
+
+/* Whether hf_save_files writes a file of that name, for some options; code, which has any name, apart. */
+bool hf_saves(const char *name);
 
 /* "LlamaForCausalLM" for "llama", or with scores "LlamaForSequenceClassification"; NULL: not known. */
 const char *hf_architecture(const char *model_type, bool scores);

@@ -7,6 +7,7 @@
 #include "base/str.h"
 #include "engine/checkpoint/hf.h"
 
+#define HEAD          "lm_head.weight"
 #define NAMED_AT_MOST 4
 
 /* Adds a name to an error message, which has the first few names and then the number of the others. */
@@ -40,11 +41,23 @@ const struct tensor *hf_find(const struct safetensors *st, const char *name)
 	return t || !body_name(name) ? t : safetensors_find(st, body_name(name));
 }
 
+const struct tensor *hf_find_tied(const struct safetensors *st, const char *name, bool tied_embedding)
+{
+	const struct tensor *t = hf_find(st, name);
+
+	return t || !tied_embedding ? t : safetensors_find(st, HEAD);
+}
+
+static const struct tensor *find(const struct safetensors *st, const struct hf_parameter *p)
+{
+	return hf_find_tied(st, p->name, p->tied_embedding);
+}
+
 /* Whether a tensor that the model does not need may be there: a table that is computed anyway, or the output
  * layer of a model that ties it to the embedding. */
 static bool harmless(const char *name)
 {
-	return str_eq(name, "lm_head.weight") || str_ends(name, ".rotary_emb.inv_freq") ||
+	return str_eq(name, HEAD) || str_ends(name, ".rotary_emb.inv_freq") ||
 	       str_ends(name, ".rotary_emb.cos_cached") || str_ends(name, ".rotary_emb.sin_cached") ||
 	       str_ends(name, ".attn.masked_bias") ||
 	       /* The causal mask of GPT-2. */
@@ -63,7 +76,7 @@ static int check_missing(const char *path, const struct safetensors *st,
 	size_t missing = 0;
 
 	for (size_t i = 0; i < n; i++)
-		if (!parameters[i].optional && !hf_find(st, parameters[i].name))
+		if (!parameters[i].optional && !find(st, &parameters[i]))
 			add_name(&names, missing++, parameters[i].name);
 	add_more(&names, missing);
 	if (missing)
@@ -125,7 +138,7 @@ int hf_check(const struct safetensors *st, const char *where, const struct hf_pa
 	if (r < 0 || (r = check_extra(where, st, parameters, n, err)) < 0)
 		return r;
 	for (size_t i = 0; i < n; i++) {
-		const struct tensor *t = hf_find(st, parameters[i].name);
+		const struct tensor *t = find(st, &parameters[i]);
 
 		if (t && (r = check_shape(where, t, &parameters[i], err)) < 0)
 			return r;
@@ -142,7 +155,7 @@ int hf_load(const char *path, const struct hf_parameter *parameters, size_t n, h
 	if ((r = safetensors_open(path, &st, err)) < 0 || (r = hf_check(st, path, parameters, n, err)) < 0)
 		return r;
 	for (size_t i = 0; i < n; i++) {
-		const struct tensor *t = hf_find(st, parameters[i].name);
+		const struct tensor *t = find(st, &parameters[i]);
 
 		if (t && (r = store(context, i, t, err)) < 0)
 			return r;

@@ -144,6 +144,12 @@ int merge_check(const struct peft_adapter *a, const char *directory, struct erro
 	return 0;
 }
 
+bool merge_is_embedding_or_head(const char *weight)
+{
+	return str_ends(weight, "embed_tokens.weight") || str_ends(weight, "wte.weight") ||
+	       str_eq(weight, "lm_head.weight");
+}
+
 int merge_row(struct merge *m, int64_t row, float *out, struct error *err)
 {
 	double sum = 0;
@@ -171,6 +177,7 @@ struct merged_model {
 	struct peft_adapter *adapter;
 	const struct peft_module **module; /* of each parameter; NULL: none */
 	const struct tensor **whole;       /* in place of each parameter; NULL: none */
+	bool unties;
 	/* The parameter that was asked for last. */
 	const struct model_parameter *merging;
 	struct merge *merge;
@@ -220,6 +227,9 @@ int merged_model_open(const char *adapter, const struct model_layout *layout, st
 		m->module[m->adapter->modules[i].base] = &m->adapter->modules[i];
 	for (size_t i = 0; i < m->adapter->n_wholes; i++)
 		m->whole[m->adapter->wholes[i].base] = m->adapter->wholes[i].tensor;
+	for (size_t i = 0; i < n; i++)
+		m->unties |=
+		    (m->module[i] || m->whole[i]) && merge_is_embedding_or_head(layout->parameter[i].name);
 	*out = steal_pointer(m);
 	return 0;
 }
@@ -236,12 +246,30 @@ void merged_model_close(struct merged_model *m)
 	free(m);
 }
 
+bool merged_model_unties(const struct merged_model *m)
+{
+	return m->unties;
+}
+
 static const struct model_parameter *find_parameter(const struct model_layout *l, const char *name)
 {
 	for (int i = 0; i < l->parameters; i++)
 		if (str_eq(l->parameter[i].name, name))
 			return &l->parameter[i];
 	return NULL;
+}
+
+/* The parameter under whose name the base has the weights of p: of an embedding and the head that is tied to
+ * it, files may have one. */
+static const struct model_parameter *stored(const struct merged_model *m, const struct model_parameter *p)
+{
+	enum parameter_role other = p->role == PARAMETER_HEAD ? PARAMETER_EMBEDDING : PARAMETER_HEAD;
+
+	if ((p->role == PARAMETER_HEAD || p->role == PARAMETER_EMBEDDING) && !hf_find(m->base, p->name))
+		for (int i = 0; i < m->layout->parameters; i++)
+			if (m->layout->parameter[i].role == other)
+				return &m->layout->parameter[i];
+	return p;
 }
 
 int merged_model_fill(void *merged_model, const struct model_parameter *p, int64_t first, int64_t n,
@@ -257,7 +285,7 @@ int merged_model_fill(void *merged_model, const struct model_parameter *p, int64
 	if (!ours)
 		return error_set(err, -EINVAL, "%s is missing", p->name);
 	if (!m->module[index] && !whole)
-		return parameters_fill(m->base, p, first, n, out, err);
+		return parameters_fill(m->base, stored(m, ours), first, n, out, err);
 	if (!m->module[index]) {
 		r = tensor_to_f32(whole, first, n, out, err);
 		return r < 0 ? r
@@ -269,7 +297,7 @@ int merged_model_fill(void *merged_model, const struct model_parameter *p, int64
 		merge_free(steal_pointer(m->merge));
 		free(steal_pointer(m->row));
 		m->merging = NULL;
-		w = whole ? whole : hf_find(m->base, p->name);
+		w = whole ? whole : hf_find(m->base, stored(m, ours)->name);
 		if (!w || w->dims != 2 || w->shape[0] != p->shape[0] || w->shape[1] != p->shape[1])
 			return error_set(err, -ENOTSUP, "an adapter of %s is not supported", p->name);
 		m->row = malloc((size_t)p->shape[1] * sizeof(*m->row));

@@ -66,7 +66,7 @@ static bool is_turned(const struct tensor *t, const struct model_parameter *p)
 static int fill(struct safetensors *safetensors, const char *name, const struct model_parameter *p,
                 int64_t first, int64_t n, float *out, struct error *err)
 {
-	const struct tensor *t = hf_find(safetensors, name);
+	const struct tensor *t = hf_find_tied(safetensors, name, p->tied_embedding);
 	int r;
 
 	if (!t)
@@ -110,10 +110,11 @@ static int check(const struct model_layout *layout, const struct safetensors *st
 
 		if (!(adapter ? !p->frozen : p->part == PART_WEIGHT))
 			continue;
-		turned = is_turned(hf_find(st, name), p);
+		turned = is_turned(hf_find_tied(st, name, p->tied_embedding), p);
 		all[n++] = (struct hf_parameter){.name = name,
 		                                 .dims = p->dims,
 		                                 .shape = {p->shape[turned], p->shape[!turned]},
+		                                 .tied_embedding = p->tied_embedding,
 		                                 .optional = starts && p->random_start};
 	}
 	return hf_check(st, where, all, n, err);

@@ -304,6 +304,7 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	p->base = base;
 	p->unit = unit;
 	p->frozen = l->unit[unit].frozen;
+	p->tied_embedding = role == PARAMETER_EMBEDDING && part == PART_WEIGHT && b->c->tied;
 	p->random_start = role == PARAMETER_HEAD && b->c->new_head;
 	p->offset = l->unit[unit].offset[part][role];
 	p->dims = dims;

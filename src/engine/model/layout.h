@@ -71,8 +71,9 @@ struct model_parameter {
 	int base; /* the unit that it belongs to in a pass over the model */
 	int unit; /* where it lies: base, or its companion */
 	bool frozen;
-	bool random_start; /* files that a new run begins with may lack it: it then begins at random */
-	int64_t offset;    /* elements from the start of the unit */
+	bool tied_embedding; /* the head is tied to it: files may have lm_head.weight in its place */
+	bool random_start;   /* files that a new run begins with may lack it: it then begins at random */
+	int64_t offset;      /* elements from the start of the unit */
 	int dims;
 	int64_t shape[2]; /* [out, in] (transposed: [in, out]), or [n] */
 	int64_t count;
