@@ -697,6 +697,111 @@ START_TEST(a_final_model_replaces_an_older_one)
 }
 END_TEST
 
+static void put(const char *directory, const char *name, const char *text)
+{
+	_cleanup_free_ char *path = str_path_join(directory, name);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
+}
+
+#define MODEL_CONFIG "{\"model_type\":\"llama\"}"
+
+/* The outputs of runs that follow each other in one directory: of a model, an adapter, a model with another
+ * tokenizer. */
+START_TEST(what_an_older_output_has_is_removed)
+{
+	static const struct {
+		const char *stem, *files[5];
+	} outputs[] = {
+	    {"model", {"config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"}},
+	    {"adapter_model", {"adapter_config.json", "tokenizer.json", "added_tokens.json"}},
+	    {"model", {"config.json", "tokenizer.json", "vocab.json", "merges.txt"}},
+	};
+	static const char *const others[] = {"README.md",     "metrics.jsonl", "my_config.json",
+	                                     "tokenizer.txt", "model.conf",    "vocabulary.json"};
+	_cleanup_free_ char *out = unit_tmpdir();
+	enum tensor_type f32 = TENSOR_F32;
+	const struct tensor_source s[] = {{"w", TENSOR_F32, 1, {3}, fill_ramp, &f32, 0}};
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++)
+		put(out, others[i], "{}");
+	for (size_t i = 0; i < 2 * ARRAY_SIZE(outputs); i++) {
+		size_t k = i % ARRAY_SIZE(outputs), expected = 1 + ARRAY_SIZE(others), there = 0;
+		_cleanup_free_ char *tmp = NULL, *weights = str_printf("%s.safetensors", outputs[k].stem);
+		_cleanup_closedir_ DIR *d = NULL;
+
+		ck_ok(checkpoint_begin(tmp = checkpoint_tmp(out, "model", 1), &err), &err);
+		ck_ok(safetensors_write(tmp, outputs[k].stem, s, 1, 0, &err), &err);
+		for (size_t f = 0; outputs[k].files[f]; f++, expected++)
+			put(tmp, outputs[k].files[f], MODEL_CONFIG);
+		ck_ok(checkpoint_publish_files(out, tmp, &err), &err);
+		ck_assert(file_exists_in(out, weights));
+		for (size_t f = 0; outputs[k].files[f]; f++)
+			ck_assert(file_exists_in(out, outputs[k].files[f]));
+		for (size_t f = 0; f < ARRAY_SIZE(others); f++)
+			ck_assert(file_exists_in(out, others[f]));
+		ck_assert_ptr_nonnull(d = opendir(out));
+		for (struct dirent *e; (e = readdir(d));)
+			there += e->d_name[0] != '.';
+		ck_assert_uint_eq(there, expected);
+	}
+	ck_ok(file_remove_tree(out, &err), &err);
+}
+END_TEST
+
+/* A config.json that no run can have written, since it is no model's. */
+START_TEST(a_configuration_of_something_else_stays)
+{
+	static const char *const texts[] = {"{\"name\":\"mine\"}", "no JSON", "[]", MODEL_CONFIG};
+
+	for (size_t i = 0; i < ARRAY_SIZE(texts); i++) {
+		_cleanup_free_ char *out = unit_tmpdir(), *tmp = NULL;
+		struct error err = ERROR_INIT;
+
+		put(out, "config.json", texts[i]);
+		ck_ok(checkpoint_begin(tmp = checkpoint_tmp(out, "model", 1), &err), &err);
+		put(tmp, "adapter_config.json", "{}");
+		ck_ok(checkpoint_publish_files(out, tmp, &err), &err);
+		ck_assert_int_eq(file_exists_in(out, "config.json"), !str_eq(texts[i], MODEL_CONFIG));
+		ck_ok(file_remove_tree(out, &err), &err);
+	}
+}
+END_TEST
+
+/* Files may have the head of a model that ties it alone; a model that does not tie it lacks its embedding. */
+START_TEST(a_tied_model_may_be_stored_as_its_head)
+{
+	static const struct hf_parameter tied[] = {{"model.embed_tokens.weight", 2, {3, 2}, false, true}};
+	static const struct hf_parameter untied[] = {{"model.embed_tokens.weight", 2, {3, 2}, false, false},
+	                                             {"lm_head.weight", 2, {3, 2}, false, false}};
+	static const struct hf_parameter wide[] = {{"model.embed_tokens.weight", 2, {3, 4}, false, true}};
+	static const struct model_parameter p = {.name = "model.embed_tokens.weight",
+	                                         .dims = 2,
+	                                         .shape = {3, 2},
+	                                         .count = 6,
+	                                         .tied_embedding = true};
+	enum tensor_type f32 = TENSOR_F32;
+	const struct tensor_source s[] = {{"lm_head.weight", TENSOR_F32, 2, {3, 2}, fill_ramp, &f32, 0}};
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	_cleanup_free_ char *dir = unit_tmpdir();
+	struct error err = ERROR_INIT;
+	float got[6], want[6];
+
+	ck_ok(safetensors_write(dir, "model", s, 1, 0, &err), &err);
+	ck_ok(safetensors_open(dir, &st, &err), &err);
+	ck_ok(hf_check(st, "m", tied, 1, &err), &err);
+	ck_fails(hf_check(st, "m", untied, 2, &err), &err, "tensors are missing: model.embed_tokens.weight");
+	ck_fails(hf_check(st, "m", wide, 1, &err), &err,
+	         "m: tensor lm_head.weight has shape [3, 2]; the model needs [3, 4]");
+	ck_ok(tensor_to_f32(safetensors_find(st, "lm_head.weight"), 0, 6, want, &err), &err);
+	ck_ok(parameters_fill(st, &p, 0, 6, got, &err), &err);
+	ck_assert_int_eq(memcmp(got, want, sizeof(got)), 0);
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
 START_TEST(crc32c_is_castagnolis)
 {
 	ck_assert_uint_eq(tfevents_crc32c("123456789", 9), 0xe3069283);
@@ -724,6 +829,9 @@ int main(void)
 	tcase_add_test(t, one_run_at_a_time_claims_an_output);
 	tcase_add_test(t, a_claim_is_of_one_cluster);
 	tcase_add_test(t, a_final_model_replaces_an_older_one);
+	tcase_add_test(t, what_an_older_output_has_is_removed);
+	tcase_add_test(t, a_configuration_of_something_else_stays);
+	tcase_add_test(t, a_tied_model_may_be_stored_as_its_head);
 	tcase_add_test(t, crc32c_is_castagnolis);
 	suite_add_tcase(s, t);
 	return unit_run(s);

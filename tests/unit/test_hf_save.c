@@ -80,6 +80,10 @@ static const struct {
     {"{\"model_type\":\"mamba\",\"architectures\":[]}", false, DTYPE_F32, -1, -1, -1,
      "{\"architectures\":[],\"model_type\":\"mamba\",\"torch_dtype\":\"float32\"}",
      "{\"_from_model_config\":true}"},
+    /* As transformers 5 writes what JSON lacks. */
+    {"{\"model_type\":\"x\",\"limit\":Infinity}", false, DTYPE_F32, -1, -1, -1,
+     "{\"limit\":{\"__float__\":\"Infinity\"},\"model_type\":\"x\",\"torch_dtype\":\"float32\"}",
+     "{\"_from_model_config\":true}"},
     /* A model of scores generates nothing. */
     {"{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"num_labels\":3}", true, DTYPE_F32,
      -1, 2, -1,

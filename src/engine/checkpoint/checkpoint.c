@@ -15,6 +15,7 @@
 #include "base/str.h"
 #include "engine/checkpoint/algorithms.h"
 #include "engine/checkpoint/claim.h"
+#include "engine/checkpoint/hf.h"
 
 #define TMP ".tmp"
 
@@ -290,8 +291,18 @@ static int move_files(const char *output, const char *tmp, bool weights, json_t 
 	return 0;
 }
 
-/* Removes weights in `output` that are not in `moved`: they are shards, or the single file, of an older
- * model. */
+/* A config.json that names no model is no model's, and was not written by a run. */
+static bool is_of_model(const char *path, const char *name)
+{
+	_cleanup_json_ json_t *config = NULL;
+
+	return !str_eq(name, "config.json") ||
+	       (json_read_file(path, &config, NULL) == 0 && json_get_string(config, "model_type", NULL));
+}
+
+/* Removes what a run has written to `output` and is not in `moved`: weights, which are shards, or the single
+ * file, of an older model, and the configuration and tokenizer of one. An adapter_config.json would make an
+ * adapter of a model. */
 static int remove_stale(const char *output, const json_t *moved, struct error *err)
 {
 	_cleanup_closedir_ DIR *d = opendir(output);
@@ -304,7 +315,10 @@ static int remove_stale(const char *output, const json_t *moved, struct error *e
 
 		if (!old)
 			return error_oom(err);
-		if (is_weights(e->d_name) && !json_object_get(moved, e->d_name) && remove(old) < 0)
+		if (json_object_get(moved, e->d_name) ||
+		    (!is_weights(e->d_name) && !(hf_saves(e->d_name) && is_of_model(old, e->d_name))))
+			continue;
+		if (remove(old) < 0)
 			return error_errno(err, -errno, "cannot remove %s", old);
 	}
 	return 0;

@@ -10,7 +10,9 @@
 #include "engine/checkpoint/hf.h"
 #include "engine/checkpoint/peft.h"
 
-#define SMALL_FILE_MAX (1u << 30) /* far more than a tokenizer of 10^6 tokens needs */
+#define CONFIG            "config.json"
+#define GENERATION_CONFIG "generation_config.json"
+#define SMALL_FILE_MAX    (1u << 30) /* far more than a tokenizer of 10^6 tokens needs */
 
 static const char *const tokenizer_files[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
@@ -126,14 +128,14 @@ static int add_scores(json_t *config, struct error *err)
 static int save_config(const char *directory, const struct hf_save_options *o, json_t **out,
                        struct error *err)
 {
-	_cleanup_free_ char *path = str_path_join(directory, "config.json");
+	_cleanup_free_ char *path = str_path_join(directory, CONFIG);
 	_cleanup_json_ json_t *config = NULL;
 	const char *architecture;
 	int r;
 
 	if (!path)
 		return error_oom(err);
-	r = json_read_file(o->config, &config, err);
+	r = json_read_python(o->config, &config, err);
 	if (r < 0)
 		return r;
 	if (!json_is_object(config))
@@ -163,14 +165,14 @@ static int save_generation_config(const char *directory, const struct hf_save_op
                                   const json_t *config, struct error *err)
 {
 	static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
-	_cleanup_free_ char *path = str_path_join(directory, "generation_config.json");
+	_cleanup_free_ char *path = str_path_join(directory, GENERATION_CONFIG);
 	_cleanup_json_ json_t *generation = NULL;
 	int r;
 
 	if (!path)
 		return error_oom(err);
 	if (o->source) {
-		r = copy_where_present(o->source, directory, "generation_config.json", err);
+		r = copy_where_present(o->source, directory, GENERATION_CONFIG, err);
 		if (r < 0 || file_exists(path))
 			return r;
 	}
@@ -215,6 +217,14 @@ static int save_chat_template(const char *directory, const char *source, struct 
 	_cleanup_free_ char *path = str_path_join(directory, "chat_template.jinja");
 
 	return path ? file_write_atomic(path, source, strlen(source), 0644, err) : error_oom(err);
+}
+
+bool hf_saves(const char *name)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(tokenizer_files); i++)
+		if (str_eq(name, tokenizer_files[i]))
+			return true;
+	return str_eq(name, CONFIG) || str_eq(name, GENERATION_CONFIG) || str_eq(name, PEFT_CONFIG_FILE);
 }
 
 int hf_save_files(const char *directory, const struct hf_save_options *o, struct error *err)
