@@ -82,18 +82,22 @@ def run_file(model, options, **members):
     return [json.loads(line) for line in run(model, options, **members).removesuffix("\n").split("\n")]
 
 
-def generation():
-    directory, adapter = f"{tmp}/model", f"{tmp}/adapter"
+def make_model(directory, tied):
     # Weights of a size that makes the choice of tokens depend on the context.
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(LlamaConfig(
         vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None), dtype=torch.float32)
+        max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None), dtype=torch.float32)
     model.generation_config.bos_token_id = model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
     model.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(f"{source}/tests/engine/bytes/{name}", directory)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    return model, AutoTokenizer.from_pretrained(directory)
+
+
+def generation():
+    directory, adapter = f"{tmp}/model", f"{tmp}/adapter"
+    model, tokenizer = make_model(directory, False)
     # Text comes out as bytes: only those that are plain characters are compared, so that others are given no chance.
     with torch.no_grad():
         text = {i for i in range(264) if len(tokenizer.decode([i])) == 1 and tokenizer.decode([i]).isascii() and tokenizer.decode([i]).isprintable()}
@@ -201,15 +205,7 @@ def generation():
 def tied():
     """An adapter of the embedding or of the head of a model that ties the two changes one of them."""
     directory = f"{tmp}/tied"
-    torch.manual_seed(seed)
-    base = AutoModelForCausalLM.from_config(LlamaConfig(
-        vocab_size=264, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None), dtype=torch.float32)
-    base.generation_config.bos_token_id = base.generation_config.eos_token_id = base.generation_config.pad_token_id = None
-    base.save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(f"{source}/tests/engine/bytes/{name}", directory)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
+    base, tokenizer = make_model(directory, True)
     weights = load_file(f"{directory}/model.safetensors")
     table = weights["model.embed_tokens.weight"]
     # The same model, stored as its head.
