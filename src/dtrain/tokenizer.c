@@ -204,8 +204,19 @@ static int special_tokens(const struct option_list *given, struct option_list *a
 	return 0;
 }
 
+/* A tokenizer that is there may be that of a model, which no other one fits. */
+static int refuse_existing(const char *directory, struct error *err)
+{
+	if (!file_exists_in(directory, "tokenizer.json"))
+		return 0;
+	return error_set(err, -EEXIST,
+	                 "%s has a tokenizer already; choose another directory, or give --overwrite",
+	                 directory);
+}
+
 static int train(struct client *client, int argc, char **argv)
 {
+	bool overwrite = false;
 	const char *output = NULL, *chat_template = NULL, *bos = "<|im_start|>", *eos = "<|im_end|>",
 	           *pad = "<|endoftext|>";
 	int64_t vocab_size = 6400, min_frequency = 1;
@@ -223,6 +234,7 @@ static int train(struct client *client, int argc, char **argv)
 	     "the template of conversations: chatml, or a file with Jinja source"},
 	    {0, "min-frequency", OPTION_INT, &min_frequency, "N",
 	     "merge no pair that is rarer than this (1)"},
+	    {0, "overwrite", OPTION_FLAG, &overwrite, NULL, "replace a tokenizer in DIR"},
 	};
 	const struct usage usage = {
 	    "tokenizer train",
@@ -249,6 +261,8 @@ static int train(struct client *client, int argc, char **argv)
 	texts.count = argc - first;
 	if (!output) {
 		status = client_fail(STATUS_USAGE, "tokenizer train: --output DIR is needed");
+	} else if (!overwrite && refuse_existing(output, &err) < 0) {
+		/* err says so */
 	} else if ((r = special_tokens(&given, &all)) < 0) {
 		error_oom(&err);
 	} else if (read_template(chat_template, &source, &err) == 0) {

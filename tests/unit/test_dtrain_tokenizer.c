@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -27,11 +28,12 @@ START_TEST(a_text_may_run_out_of_pairs)
 	static const struct {
 		const char *line, *output;
 	} cases[] = {
-	    {"tokenizer train -n 261 -o t t.txt", "t: 261 tokens\n"},
-	    {"tokenizer train -n 6400 -o t t.txt", "t: 263 tokens\nonly 263 of the 6400 tokens of "
-	                                           "--vocab-size: the text has no more pairs to merge; a "
-	                                           "longer text has\n"},
-	    {"tokenizer train -n 6400 --min-frequency 3 -o t t.txt",
+	    {"tokenizer train -n 261 --overwrite -o t t.txt", "t: 261 tokens\n"},
+	    {"tokenizer train -n 6400 --overwrite -o t t.txt",
+	     "t: 263 tokens\nonly 263 of the 6400 tokens of "
+	     "--vocab-size: the text has no more pairs to merge; a "
+	     "longer text has\n"},
+	    {"tokenizer train -n 6400 --min-frequency 3 --overwrite -o t t.txt",
 	     "t: 261 tokens\nonly 261 of the 6400 tokens of --vocab-size: the text has no more pairs to "
 	     "merge "
 	     "that occur 3 times or more; a longer text has\n"},
@@ -61,33 +63,33 @@ START_TEST(texts_are_read_from_json_lines)
 		const char *lines, *line, *output, *errors;
 		int status;
 	} cases[] = {
-	    {"{\"text\":\"abababab ab ab\"}\n", "tokenizer train -n 6400 -o t l.jsonl", "t: 263 tokens\n", "",
-	     0},
+	    {"{\"text\":\"abababab ab ab\"}\n", "tokenizer train -n 6400 --overwrite -o t l.jsonl",
+	     "t: 263 tokens\n", "", 0},
 	    {"\n{\"text\":\"abababab\"}\n \t\r\n\n{\"text\":\" ab ab\"}",
-	     "tokenizer train -n 6400 -o t l.jsonl", "t: 263 tokens\n", "", 0},
+	     "tokenizer train -n 6400 --overwrite -o t l.jsonl", "t: 263 tokens\n", "", 0},
 	    /* One text, then none, then another. */
-	    {"", "tokenizer train -n 6400 -o t t.txt l.jsonl t.txt", "t: 263 tokens\n", "", 0},
-	    {"{\"text\":\"cdcdcdcd\"}\n", "tokenizer train -n 6400 -o t t.txt l.jsonl", "t: 266 tokens\n", "",
-	     0},
-	    {"{\"text\":\"cdcdcdcd\"}\n", "tokenizer train -n 6400 -o t l.jsonl t.txt", "t: 266 tokens\n", "",
-	     0},
-	    {"{\"text\":\"ab\"}\n\n{\"txt\":1}\n", "tokenizer train -n 6400 -o t l.jsonl", "t: 260 tokens\n",
-	     "dtrain: skipped: l.jsonl:3: text: missing", 0},
+	    {"", "tokenizer train -n 6400 --overwrite -o t t.txt l.jsonl t.txt", "t: 263 tokens\n", "", 0},
+	    {"{\"text\":\"cdcdcdcd\"}\n", "tokenizer train -n 6400 --overwrite -o t t.txt l.jsonl",
+	     "t: 266 tokens\n", "", 0},
+	    {"{\"text\":\"cdcdcdcd\"}\n", "tokenizer train -n 6400 --overwrite -o t l.jsonl t.txt",
+	     "t: 266 tokens\n", "", 0},
+	    {"{\"text\":\"ab\"}\n\n{\"txt\":1}\n", "tokenizer train -n 6400 --overwrite -o t l.jsonl",
+	     "t: 260 tokens\n", "dtrain: skipped: l.jsonl:3: text: missing", 0},
 	    /* As the files of data.path: a byte order mark, large integers, and what cannot be read. */
-	    {"\xef\xbb\xbf{\"text\":\"abababab ab ab\"}\n", "tokenizer train -n 6400 -o t l.jsonl",
-	     "t: 263 tokens\n", "", 0},
+	    {"\xef\xbb\xbf{\"text\":\"abababab ab ab\"}\n",
+	     "tokenizer train -n 6400 --overwrite -o t l.jsonl", "t: 263 tokens\n", "", 0},
 	    {"{\"text\":\"abababab ab ab\",\"id\":18446744073709551615}\n",
-	     "tokenizer train -n 6400 -o t l.jsonl", "t: 263 tokens\n", "", 0},
-	    {"[{\"text\":\"abababab\"},\n{\"text\":\" ab ab\"}]", "tokenizer train -n 6400 -o t l.jsonl",
-	     "t: 263 tokens\n", "", 0},
+	     "tokenizer train -n 6400 --overwrite -o t l.jsonl", "t: 263 tokens\n", "", 0},
+	    {"[{\"text\":\"abababab\"},\n{\"text\":\" ab ab\"}]",
+	     "tokenizer train -n 6400 --overwrite -o t l.jsonl", "t: 263 tokens\n", "", 0},
 	    {"{\"text\":\"abababab\"}\n{\"text\":\n7\n8\n9\n{\"text\":\" ab ab\"}\n",
-	     "tokenizer train -n 6400 -o t l.jsonl", "t: 263 tokens\n",
+	     "tokenizer train -n 6400 --overwrite -o t l.jsonl", "t: 263 tokens\n",
 	     "dtrain: skipped: l.jsonl:2: not valid JSON: unexpected token near end of file\n"
 	     "dtrain: skipped: l.jsonl:3: text: missing; a string is needed\n"
 	     "dtrain: skipped: l.jsonl:4: text: missing; a string is needed\n"
 	     "dtrain: skipped: 4 records in all could not be used\n",
 	     0},
-	    {"7\n{\"txt\":\"ab\"}\n", "tokenizer train -n 6400 -o t t.txt l.jsonl", "",
+	    {"7\n{\"txt\":\"ab\"}\n", "tokenizer train -n 6400 --overwrite -o t t.txt l.jsonl", "",
 	     "dtrain: skipped: l.jsonl:1: text: missing; a string is needed\n"
 	     "dtrain: skipped: l.jsonl:2: text: missing; a string is needed\n"
 	     "dtrain: l.jsonl:1: text: missing; a string is needed\n",
@@ -95,12 +97,13 @@ START_TEST(texts_are_read_from_json_lines)
 	    {"", "tokenizer train -n 261 --chat-template absent -o u t.txt", "", "dtrain: cannot read absent",
 	     1},
 	    {"", "tokenizer train -n 261 t.txt", "", "dtrain: tokenizer train: --output DIR is needed\n", 2},
-	    {"{\"text\":\"ab\"}\n{\"text\"", "tokenizer train -n 6400 -o t l.jsonl", "t: 260 tokens\n",
-	     "dtrain: skipped: l.jsonl:2:", 0},
-	    {"[{\"text\":\"ab\"},", "tokenizer train -n 6400 -o t l.jsonl", "",
+	    {"{\"text\":\"ab\"}\n{\"text\"", "tokenizer train -n 6400 --overwrite -o t l.jsonl",
+	     "t: 260 tokens\n", "dtrain: skipped: l.jsonl:2:", 0},
+	    {"[{\"text\":\"ab\"},", "tokenizer train -n 6400 --overwrite -o t l.jsonl", "",
 	     "dtrain: l.jsonl:1: the JSON array breaks off here", 1},
-	    {"", "tokenizer train -n 6400 -o t none.jsonl", "", "dtrain: cannot read none.jsonl", 1},
-	    {"", "tokenizer train -n 6400 -o t none.txt", "", "dtrain: cannot read none.txt", 1},
+	    {"", "tokenizer train -n 6400 --overwrite -o t none.jsonl", "", "dtrain: cannot read none.jsonl",
+	     1},
+	    {"", "tokenizer train -n 6400 --overwrite -o t none.txt", "", "dtrain: cannot read none.txt", 1},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -183,8 +186,8 @@ static const struct {
 
 START_TEST(texts_become_ids_and_back)
 {
-	_cleanup_(call_release) struct call trained =
-	    fixture_call(cmd_tokenizer, "tokenizer train -n 6400 -o t --special <x> --special <y> t.txt");
+	_cleanup_(call_release) struct call trained = fixture_call(
+	    cmd_tokenizer, "tokenizer train -n 6400 --overwrite -o t --special <x> --special <y> t.txt");
 
 	ck_assert_str_eq(trained.errors, "");
 	ck_assert_msg(str_starts(trained.output, "t: 265 tokens\n"), "%s", trained.output);
@@ -208,14 +211,16 @@ START_TEST(a_tokenizer_has_the_tokens_that_were_named)
 	static const struct {
 		const char *line, *words[4];
 	} cases[] = {
-	    {"tokenizer train -o t t.txt",
+	    {"tokenizer train --overwrite -o t t.txt",
 	     {"\"bos_token\": \"<|im_start|>\"", "\"eos_token\": \"<|im_end|>\"",
 	      "\"pad_token\": \"<|endoftext|>\""}},
-	    {"tokenizer train -o t --special <x> --bos <x> --eos <|endoftext|> --pad <|im_end|> t.txt",
+	    {"tokenizer train --overwrite -o t --special <x> --bos <x> --eos <|endoftext|> --pad <|im_end|> "
+	     "t.txt",
 	     {"\"bos_token\": \"<x>\"", "\"eos_token\": \"<|endoftext|>\"", "\"pad_token\": \"<|im_end|>\""}},
-	    {"tokenizer train -o t --chat-template chatml t.txt",
+	    {"tokenizer train --overwrite -o t --chat-template chatml t.txt",
 	     {"\"chat_template\": \"{% for message in messages %}{{ '<|im_start|>' + message['role']"}},
-	    {"tokenizer train -o t --chat-template template t.txt", {"\"chat_template\": \"{{ mine }}\""}},
+	    {"tokenizer train --overwrite -o t --chat-template template t.txt",
+	     {"\"chat_template\": \"{{ mine }}\""}},
 	};
 
 	write_text("template", "{{ mine }}");
@@ -231,14 +236,42 @@ START_TEST(a_tokenizer_has_the_tokens_that_were_named)
 		ck_assert(!strstr(config, "chat_template") == !strstr(cases[i].line, "chat-template"));
 	}
 	{
-		_cleanup_(call_release) struct call call =
-		    fixture_call(cmd_tokenizer, "tokenizer train -o t --bos= --eos= --pad= t.txt");
+		_cleanup_(call_release) struct call call = fixture_call(
+		    cmd_tokenizer, "tokenizer train --overwrite -o t --bos= --eos= --pad= t.txt");
 		_cleanup_free_ char *config = NULL;
 
 		ck_assert_msg(call.status == 0, "%s", call.errors);
 		ck_assert_int_eq(file_read("t/tokenizer_config.json", 0, &config, NULL, NULL), 0);
 		ck_assert_ptr_null(strstr(config, "_token\": \""));
 	}
+}
+END_TEST
+
+/* A tokenizer that is there is replaced only where that was asked for. */
+START_TEST(a_tokenizer_is_not_replaced_by_accident)
+{
+	static const char own[] = "{\"model's\":\"own\"}";
+	_cleanup_(call_release) struct call refused = {0}, replaced = {0}, beside = {0};
+	_cleanup_free_ char *kept = NULL, *new = NULL;
+
+	ck_assert_int_eq(mkdir("m", 0755), 0);
+	write_text("m/tokenizer.json", own);
+	refused = fixture_call(cmd_tokenizer, "tokenizer train -n 261 -o m t.txt");
+	ck_assert_int_eq(refused.status, 1);
+	ck_assert_str_eq(
+	    refused.errors,
+	    "dtrain: m has a tokenizer already; choose another directory, or give --overwrite\n");
+	ck_assert_int_eq(file_read("m/tokenizer.json", 0, &kept, NULL, NULL), 0);
+	ck_assert_str_eq(kept, own);
+	replaced = fixture_call(cmd_tokenizer, "tokenizer train -n 261 --overwrite -o m t.txt");
+	ck_assert_msg(replaced.status == 0, "%s", replaced.errors);
+	ck_assert_int_eq(file_read("m/tokenizer.json", 0, &new, NULL, NULL), 0);
+	ck_assert_str_ne(new, own);
+	/* A directory with other files, such as the config.json of a model that is to be, may be used. */
+	ck_assert_int_eq(mkdir("c", 0755), 0);
+	write_text("c/config.json", "{}");
+	beside = fixture_call(cmd_tokenizer, "tokenizer train -n 261 -o c t.txt");
+	ck_assert_msg(beside.status == 0, "%s", beside.errors);
 }
 END_TEST
 
@@ -287,7 +320,8 @@ START_TEST(a_long_text_is_read_to_its_end)
 	at = stpcpy(at, "cdcdcd\ncdcdcd\n");
 	write_text("long.txt", text);
 	/* In the text of one line, ab, abab and ababab; at its end, and only there, cd, cdcd and cdcdcd. */
-	call = fixture_call(cmd_tokenizer, "tokenizer train -n 6400 --min-frequency 2 -o t long.txt");
+	call = fixture_call(cmd_tokenizer,
+	                    "tokenizer train -n 6400 --min-frequency 2 --overwrite -o t long.txt");
 	ck_assert_msg(call.status == 0, "%s", call.errors);
 	ck_assert_msg(str_starts(call.output, "t: 265 tokens\n"), "%s", call.output);
 }
@@ -296,7 +330,7 @@ END_TEST
 START_TEST(progress_is_shown_on_a_terminal)
 {
 	_cleanup_(call_release) struct call call =
-	    fixture_terminal(cmd_tokenizer, "tokenizer train -n 261 -o t t.txt", 80);
+	    fixture_terminal(cmd_tokenizer, "tokenizer train -n 261 --overwrite -o t t.txt", 80);
 
 	ck_assert_int_eq(call.status, 0);
 	ck_assert_msg(strstr(call.output, "\r261 of 261 tokens\r\nt: 261 tokens\r\n"), "%s", call.output);
@@ -336,10 +370,10 @@ START_TEST(memory_runs_out_of_each_command)
 	    "tokenizer encode t ab",
 	    "tokenizer encode --json t ab",
 	    "tokenizer decode t 261 92",
-	    "tokenizer train -n 261 -o u --special <x> --chat-template chatml l.jsonl t.txt",
+	    "tokenizer train -n 261 --overwrite -o u --special <x> --chat-template chatml l.jsonl t.txt",
 	};
 	_cleanup_(call_release) struct call trained =
-	    fixture_call(cmd_tokenizer, "tokenizer train -n 264 -o t t.txt");
+	    fixture_call(cmd_tokenizer, "tokenizer train -n 264 --overwrite -o t t.txt");
 
 	write_text("l.jsonl", "{\"text\":\"abababab\"}\n");
 	for (size_t i = 0; i < ARRAY_SIZE(lines); i++)
@@ -359,6 +393,7 @@ int main(void)
 	tcase_add_test(tc, a_byte_order_mark_is_no_text);
 	tcase_add_test(tc, texts_become_ids_and_back);
 	tcase_add_test(tc, a_tokenizer_has_the_tokens_that_were_named);
+	tcase_add_test(tc, a_tokenizer_is_not_replaced_by_accident);
 	tcase_add_test(tc, a_part_is_named);
 	tcase_add_test(tc, a_long_text_is_read_to_its_end);
 	tcase_add_test(tc, progress_is_shown_on_a_terminal);
