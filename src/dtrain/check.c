@@ -19,6 +19,7 @@
 #include "dtrain/commands.h"
 #include "dtrain/estimate.h"
 #include "dtrain/options.h"
+#include "dtrain/output_dir.h"
 #include "dtrain/run_request.h"
 #include "engine/chat/template.h"
 #include "engine/chat/tool_calls.h"
@@ -59,9 +60,10 @@ static void print_good(const struct check *k, const char *label, const char *fmt
 		printf("%-10s  %s\n", label, str_make_plain(text.data));
 }
 
+/* key: NULL where the message names it. */
 static void print_wrong(struct check *k, const char *key, const struct error *err)
 {
-	client_fail(0, "%s: %s: %s", k->where, key, err->message);
+	client_fail(0, "%s: %s%s%s", k->where, key ? key : "", key ? ": " : "", err->message);
 	k->wrong++;
 }
 
@@ -130,8 +132,7 @@ static void check_tuning(struct check *k, const struct model_config *model)
 		return;
 	if (model_layout_create_tuned(model, &o.tuning, &layout, &err) < 0 ||
 	    (from && adapter_open(from, &o.tuning, layout, &adapter, &err) < 0)) {
-		client_fail(0, "%s: %s", k->where, err.message);
-		k->wrong++;
+		print_wrong(k, NULL, &err);
 		return;
 	}
 	print_good(k, "trained", "%s parameters%s%s", millions(count, sizeof(count), layout->trained),
@@ -362,7 +363,7 @@ static void check_data(struct check *k)
 /* The directory itself, or the nearest above it that is there. */
 static void check_output(struct check *k)
 {
-	_cleanup_free_ char *path = str_path_join(k->c->directory, k->c->output.dir);
+	_cleanup_free_ char *path = str_path_join(k->c->directory, k->c->output.dir), *checkpoint = NULL;
 	struct error err = ERROR_INIT;
 	char *slash;
 
@@ -375,9 +376,13 @@ static void check_output(struct check *k)
 	else if (access(path, W_OK | X_OK) < 0)
 		error_errno(&err, -errno, "cannot write to %s", path);
 	if (err.code < 0)
+	else if (output_dir_check(k->c, &checkpoint, &err) < 0)
+		print_wrong(k, NULL, &err);
 		print_wrong(k, "output.dir", &err);
 	else
-		print_good(k, "output", "%s: can be written", k->c->output.dir);
+		print_good(k, "output", "%s: can be written%s%s", k->c->output.dir,
+		           checkpoint ? "; the run goes on from " : "",
+		           checkpoint ? strrchr(checkpoint, '/') + 1 : "");
 }
 
 /* Where the worker puts a file without a name. The directory has to be there: were it made, a disk that is

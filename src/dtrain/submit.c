@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dtrain submit: a run file, or a command. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include "dtrain/estimate.h"
 #include "dtrain/follow.h"
 #include "dtrain/options.h"
+#include "dtrain/output_dir.h"
 #include "dtrain/run_request.h"
 
 struct submit {
@@ -45,6 +47,21 @@ static int read_config(const struct submit *s, char **arguments, bool is_command
 		r = run_request_file(arguments[0], overrides.items, &s->environment, out, &err);
 	option_list_release(&overrides);
 	return r < 0 ? client_fail(STATUS_USAGE, "%s", err.message) : 0;
+}
+
+/* An output directory that the worker is certain to refuse, where it can be read from here. */
+static int refuse_output(const json_t *config)
+{
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	_cleanup_free_ char *checkpoint = NULL;
+	struct error err = ERROR_INIT;
+
+	if (run_config_from_json(config, &c, &err) < 0 || !run_task_trains(c->task))
+		return 0;
+	/* What cannot be read here, or is not here, may be otherwise on the nodes. */
+	return output_dir_check(c, &checkpoint, &err) == -ENOTEMPTY
+	           ? client_fail(EXIT_FAILURE, "%s", err.message)
+	           : 0;
 }
 
 static int finish(struct client *client, int64_t id, const struct submit *s)
@@ -112,7 +129,7 @@ int cmd_submit(struct client *client, int argc, char **argv)
 	status = read_config(&s, argv + first, dashes, &config);
 	if (status != 0)
 		goto out;
-	status = dashes ? 0 : estimate_refuse(client, config);
+	status = dashes ? 0 : estimate_refuse(client, config) ?: refuse_output(config);
 	if (status != 0)
 		goto out;
 	status = client_submit(client, config, &id, &answer);

@@ -144,6 +144,84 @@ START_TEST(what_is_wrong_is_named)
 }
 END_TEST
 
+static void make_output(const char *dir, const char *file)
+{
+	_cleanup_free_ char *path = str_printf("%s/%s", dir, file), *parent = strdup(path);
+	struct error err = ERROR_INIT;
+
+	*strrchr(parent, '/') = '\0';
+	ck_ok(file_mkdirs(parent, 0700, &err), &err);
+	write_file(path, "{}");
+}
+
+/* What the worker refuses is refused before: a run in a directory of other files, or of a finished run. */
+START_TEST(an_output_directory_is_what_the_worker_accepts)
+{
+	static const struct {
+		const char *options;
+		int status;
+		const char *words; /* of the output, or a line of the errors */
+	} cases[] = {
+	    {"-s output.dir=used", 1,
+	     "output.dir used is not empty and has no checkpoint to resume from; choose another or set "
+	     "output.overwrite = true\n"},
+	    {"-s output.dir=used -s output.resume=never", 1,
+	     "output.dir used is not empty; choose another or set output.overwrite = true\n"},
+	    {"-s output.dir=used -s output.overwrite=true", 0, "output      used: can be written\n"},
+	    {"-s output.dir=fresh", 0, "output      fresh: can be written\n"},
+	    {"-s output.dir=begun", 0,
+	     "output      begun: can be written; the run goes on from checkpoint-7\n"},
+	    {"-s output.dir=begun -s output.resume=never", 1, "output.dir begun is not empty; "},
+	    {"-s output.dir=fresh -s output.resume=must", 1,
+	     "output.resume is \"must\", but fresh has no checkpoint\n"},
+	    /* Another node may have it. */
+	    {"-s output.dir=fresh -s output.resume=must -s resources.nodes=2", 0, "output      fresh: "},
+	};
+
+	make_output("used", "model.safetensors");
+	make_output("fresh", "cache/x");
+	make_output("begun", "checkpoint-7/dtrain/state.json");
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *line = str_printf("check %s good.conf", cases[i].options),
+		                    *want = str_printf("dtrain: good.conf: %s", cases[i].words);
+		_cleanup_(call_release) struct call call = fixture_call(cmd_check, line);
+
+		ck_assert_msg(call.status == cases[i].status, "%s: %s", line, call.errors);
+		ck_assert_msg(call.status ? str_starts(call.errors, want)
+		                          : strstr(call.output, cases[i].words) != NULL,
+		              "%s: %s%s", line, call.output, call.errors);
+	}
+}
+END_TEST
+
+/* STATUS_UNREACHABLE: nothing spoke against it before the service was asked. */
+START_TEST(a_run_is_not_submitted_into_a_directory_in_use)
+{
+	static const struct {
+		const char *options;
+		int status;
+		const char *errors;
+	} cases[] = {
+	    {"-s output.dir=used", 1, "dtrain: output.dir used is not empty and has no checkpoint"},
+	    {"-s output.dir=used -s output.overwrite=true", STATUS_UNREACHABLE, ""},
+	    {"-s output.dir=fresh", STATUS_UNREACHABLE, ""},
+	    {"-s output.dir=begun", STATUS_UNREACHABLE, ""},
+	    {"-s output.dir=none -s output.resume=must", STATUS_UNREACHABLE, ""},
+	};
+
+	make_output("used", "model.safetensors");
+	make_output("fresh", "cache/x");
+	make_output("begun", "checkpoint-7/dtrain/state.json");
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *line = str_printf("submit %s good.conf", cases[i].options);
+		_cleanup_(call_release) struct call call = fixture_call(cmd_submit, line);
+
+		ck_assert_msg(call.status == cases[i].status, "%s: %d %s", line, call.status, call.errors);
+		ck_assert_msg(str_starts(call.errors, cases[i].errors), "%s: %s", line, call.errors);
+	}
+}
+END_TEST
+
 /* Also where the number of ranks, by which the work is divided, is that of the slots of a node. */
 START_TEST(what_can_be_divided_is_fine)
 {
@@ -479,7 +557,7 @@ static const struct {
     {"check -s parallel.strategy=zero3 -s parallel.offload=optimizer -s parallel.offload_dir=whole s.conf", 0,
      "offload     whole: can be written\n"},
     {"check -s output.dir=whole/a/b s.conf", 0, "output      whole/a/b: can be written\n"},
-    {"check -s output.dir=/ s.conf", 0, "output      /: can be written\n"},
+    {"check -s output.dir=/ -s output.overwrite=true s.conf", 0, "output      /: can be written\n"},
     {"check -s data.path=1.txt,2.txt,3.txt,4.txt,5.txt,6.txt,7.txt,8.txt,9.txt -s data.format=text -s "
      "task=pretrain s.conf",
      0, "data        8.txt: text\ndata        and 1 more files\n"},
@@ -636,3 +714,5 @@ int main(void)
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
+	tcase_add_test(tc, an_output_directory_is_what_the_worker_accepts);
+	tcase_add_test(tc, a_run_is_not_submitted_into_a_directory_in_use);

@@ -212,6 +212,18 @@ int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
 	return 0;
 }
 
+int checkpoint_output_refuse(const char *output, bool looked, struct error *err)
+{
+	return error_set(err, -ENOTEMPTY,
+	                 "output.dir %s is not empty%s; choose another or set output.overwrite = true",
+	                 output, looked ? " and has no checkpoint to resume from" : "");
+}
+
+int checkpoint_output_lacks(const char *output, struct error *err)
+{
+	return error_set(err, -ENOENT, "output.resume is \"must\", but %s has no checkpoint", output);
+}
+
 char *checkpoint_tmp(const char *output, const char *name, int64_t attempt)
 {
 	return str_printf("%s/%s.%" PRId64 TMP, output, name, attempt);

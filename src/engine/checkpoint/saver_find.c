@@ -99,8 +99,7 @@ static int check_none(const struct saver *s, struct error *err)
 		    s->o.known_node ? s->o.known_node : "");
 	return s->again || s->o.resume != SAVER_RESUME_MUST
 	           ? 0
-	           : error_set(err, -ENOENT, "output.resume is \"must\", but %s has no checkpoint",
-	                       saver_directory(s));
+	           : checkpoint_output_lacks(saver_directory(s), err);
 }
 
 /* Decides by resume, overwrite and the attempt what to do with the files in the directory. A later attempt
@@ -130,10 +129,7 @@ static int choose(struct saver *s, bool ours, bool *remove, struct error *err)
 	if (r < 0 || !used || s->again)
 		return r;
 	if (!s->o.overwrite)
-		return error_set(
-		    err, -ENOTEMPTY,
-		    "output.dir %s is not empty%s; choose another or set output.overwrite = true", dir,
-		    s->o.resume == SAVER_RESUME_NEVER ? "" : " and has no checkpoint to resume from");
+		return checkpoint_output_refuse(dir, s->o.resume != SAVER_RESUME_NEVER, err);
 	*remove = true;
 	return 0;
 }
