@@ -98,7 +98,7 @@ static const struct key daemon_key_list[] = {
      "files below /dev that runs may open in addition to their GPUs"},
 };
 
-const struct keys daemon_keys = {daemon_key_list, ARRAY_SIZE(daemon_key_list)};
+const struct keys daemon_keys = {daemon_key_list, ARRAY_SIZE(daemon_key_list), NULL};
 
 void daemon_config_free(struct daemon_config *c)
 {

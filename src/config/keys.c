@@ -133,8 +133,12 @@ const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf,
 int keys_unknown(const struct keys *keys, const char *where, const char *dotted, struct error *err)
 {
 	char buf[NAME_MAX_LEN];
-	const char *near = keys_nearest(keys, dotted, buf, sizeof(buf));
+	const char *near = keys_nearest(keys, dotted, buf, sizeof(buf)), *last = strrchr(dotted, '.');
 
+	for (const struct key_name *n = keys->other_names; n && n->name; n++)
+		if (strcmp(n->name, last ? last + 1 : dotted) == 0)
+			return error_set(err, -EINVAL, "%s: %s: unknown key; here it is %s", where, dotted,
+			                 n->here);
 	if (near)
 		return error_set(err, -EINVAL, "%s: %s: unknown key; did you mean %s?", where, dotted, near);
 	return error_set(err, -EINVAL, "%s: %s: unknown key", where, dotted);

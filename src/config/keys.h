@@ -42,11 +42,18 @@ struct key {
 	const char *help;     /* one line for the man page */
 };
 
+/* A name that other programs have for a key, without a group, and what the key is here: its dotted name,
+ * maybe with its value. */
+struct key_name {
+	const char *name, *here;
+};
+
 /* A table with the struct it describes. `seen` in the calls below is an array of `count` flags, set for each
  * key that the source gave (NULL: not asked for). */
 struct keys {
 	const struct key *list;
 	size_t count;
+	const struct key_name *other_names; /* ends with a name that is NULL; NULL: none */
 };
 
 int keys_set_defaults(const struct keys *keys, void *target, struct error *err);

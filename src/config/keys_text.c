@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 
 #include "base/file.h"
@@ -204,6 +205,8 @@ static int add_file(struct keys_text *t, const char *name, const char *text, int
 		r = add_line(t, file, 1, err);
 	else
 		r = 0, name_line(t, file, 1);
+	/* Editors of Windows mark UTF-8 so. */
+	text += str_starts(text, "\xef\xbb\xbf") ? 3 : 0;
 	if (r < 0 || (r = keys_widen_integers(text, name, &widened, err)) < 0 ||
 	    (r = add_text_of(t, file, widened, depth, err)) < 0)
 		return r;
@@ -301,6 +304,81 @@ static bool find_duplicate(const char *p, char *dotted, size_t size, unsigned *s
 	return false;
 }
 
+/* A value that libconfig has no form for: a word without quotes, such as bf16, 2..4 or 90m. */
+struct bare_value {
+	const char *name, *text;
+	size_t name_len, len;
+};
+
+static bool is_value(const char *p, size_t n)
+{
+	_cleanup_free_ char *text = strndup(p, n);
+	double d;
+
+	if (!text || strcasecmp(text, "true") == 0 || strcasecmp(text, "false") == 0)
+		return true;
+	while (n > 1 && text[n - 1] == 'L')
+		text[--n] = '\0';
+	return str_to_double(text, &d) == 0;
+}
+
+/* Finds the first of these in that line, which libconfig names alone. */
+static bool find_bare_value(const char *p, unsigned wanted, struct bare_value *out)
+{
+	bool awaits = false, list = false; /* a value is awaited at p; within [ … ] */
+	unsigned line = 1;
+
+	*out = (struct bare_value){0};
+	while (*p && line <= wanted) {
+		const char *start = p, *end = keys_skip_blank(p);
+		size_t n = strcspn(p, "=:;,{}()[]\"# \t\r\n\f\v");
+
+		if (end == p && awaits && n > 0) {
+			if (line == wanted && !is_value(p, n)) {
+				out->text = p;
+				out->len = n;
+				return out->name != NULL;
+			}
+			end = p + n;
+			awaits = false;
+		} else if (end == p && (end = keys_skip_name(p)) > p) {
+			out->name = p;
+			out->name_len = (size_t)(end - p);
+		} else if (end == p) {
+			end++;
+			list = *p == '[' || (list && *p != ']');
+			awaits = *p == '=' || *p == ':' || *p == '[' || (list && *p == ',');
+		} else if (*p == '"') {
+			awaits = false;
+		}
+		for (p = start; p < end; p++)
+			line += *p == '\n';
+	}
+	return false;
+}
+
+/* What looks like a switch or like a string in single quotes is named otherwise than other words. */
+static int bare_value_error(const char *where, const struct bare_value *b, struct error *err)
+{
+	static const char *const switches[] = {"yes", "no", "on", "off"};
+	int name = (int)MIN(b->name_len, 64u), len = (int)MIN(b->len, 100u);
+	const char *text = b->text;
+
+	for (size_t i = 0; i < ARRAY_SIZE(switches); i++)
+		if (b->len == strlen(switches[i]) && strncasecmp(text, switches[i], b->len) == 0)
+			return error_set(
+			    err, -EINVAL,
+			    "%s: %.*s = %.*s: a switch is true or false, written without quotes; strings, "
+			    "times and ranges are written in double quotes",
+			    where, name, b->name, len, text);
+	if (len > 1 && text[0] == '\'' && text[len - 1] == '\'')
+		text++, len -= 2;
+	return error_set(err, -EINVAL,
+	                 "%s: %.*s = %.*s: strings, times and ranges are written in double quotes: \"%.*s\"; "
+	                 "true and false without",
+	                 where, name, b->name, (int)MIN(b->len, 100u), b->text, len, text);
+}
+
 int keys_text_error(const struct keys_text *t, const char *text, unsigned line, struct error *err)
 {
 	static const struct {
@@ -314,6 +392,7 @@ int keys_text_error(const struct keys_text *t, const char *text, unsigned line, 
 	    {"duplicate setting name", "a setting that is there twice"},
 	};
 	char where[512], other[512], dotted[512];
+	struct bare_value bare;
 	unsigned second, first;
 
 	if (str_eq(text, "duplicate setting name") &&
@@ -322,6 +401,8 @@ int keys_text_error(const struct keys_text *t, const char *text, unsigned line, 
 		                 keys_text_where(t, second, where, sizeof(where)), dotted,
 		                 keys_text_where(t, first, other, sizeof(other)));
 	keys_text_where(t, line, where, sizeof(where));
+	if (str_eq(text, "syntax error") && find_bare_value(t->text.data, line, &bare))
+		return bare_value_error(where, &bare, err);
 	for (size_t i = 0; i < ARRAY_SIZE(words); i++)
 		if (str_eq(text, words[i].theirs))
 			return error_set(err, -EINVAL, "%s: %s", where, words[i].ours);

@@ -13,6 +13,7 @@
 #include "base/str.h"
 #include "config/keys.h"
 #include "config/run_checks.h"
+#include "config/run_names.h"
 
 #define F(field) offsetof(struct run_config, field)
 
@@ -295,7 +296,7 @@ static const struct key run_key_list[] = {
     {"generate", "seed", KEY_INT, F(generate.seed), "42", 0, 9007199254740992.0, NULL, "of the choices"},
 };
 
-const struct keys run_keys = {run_key_list, ARRAY_SIZE(run_key_list)};
+const struct keys run_keys = {run_key_list, ARRAY_SIZE(run_key_list), run_other_names};
 
 /* `task` is an enum in the struct; while reading it is one more key beside the table. */
 struct reading {
@@ -321,7 +322,7 @@ static struct keys reading_keys(struct key *list)
 {
 	memcpy(list, run_key_list, sizeof(run_key_list));
 	list[ARRAY_SIZE(run_key_list)] = run_task_key;
-	return (struct keys){list, ARRAY_SIZE(run_key_list) + 1};
+	return (struct keys){list, ARRAY_SIZE(run_key_list) + 1, run_other_names};
 }
 
 static int finish(struct reading *in, const struct keys *keys, const bool *seen, bool check,
@@ -416,6 +417,25 @@ static char *name_from_path(const char *path)
 	return dot && dot > base ? strndup(base, dot - base) : strdup(base);
 }
 
+/* A program that was given in place of a run file. A run file may have a first line of this form, too: one
+ * that names dtrain. */
+static bool is_program(const char *path, const char *text)
+{
+	size_t n = strcspn(text, "\n");
+
+	return str_ends(path, ".py") || str_ends(path, ".sh") ||
+	       (str_starts(text, "#!") && !memmem(text, n, "dtrain", strlen("dtrain")));
+}
+
+static int refuse_program(const char *path, struct error *err)
+{
+	const char *with = str_ends(path, ".py") ? "python3 " : str_ends(path, ".sh") ? "sh " : "";
+
+	return error_set(err, -EINVAL,
+	                 "%s is a program, not a run file; a command goes after --: dtrain submit -- %s%s%s",
+	                 path, with, *with || strchr(path, '/') ? "" : "./", path);
+}
+
 int run_config_read(const char *path, const char *const *overrides, struct run_config **out,
                     struct error *err)
 {
@@ -429,7 +449,7 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
 	if (strlen(text) != len)
 		return error_set(err, -EINVAL, "%s: not a text file: a NUL byte in it", path);
 	if ((r = run_config_parse(text, path, overrides, out, err)) < 0)
-		return r;
+		return is_program(path, text) ? refuse_program(path, err) : r;
 	if (!(*out)->name) {
 		(*out)->name = name_from_path(path);
 		if (!(*out)->name) {
@@ -454,7 +474,7 @@ static bool is_for_training(const struct key *key)
 
 static struct keys command_keys(struct key *list)
 {
-	struct keys keys = {list, 0};
+	struct keys keys = {list, 0, NULL};
 
 	for (size_t i = 0; i < ARRAY_SIZE(run_key_list); i++)
 		if (!is_for_training(&run_key_list[i]))

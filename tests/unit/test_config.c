@@ -663,6 +663,29 @@ START_TEST(what_libconfig_refuses_is_said_in_full)
 	     "x.conf:2: values of several types in an array; [ … ] holds values of one type"},
 	    {"\nname = \"a\n\n", "x.conf:2: a string without an end: \"…\""},
 	    {"\nname \"a\";", "x.conf:2: syntax error; a setting is written: name = value;"},
+	    {"resources = {\n nodes = 2..4;\n};",
+	     "x.conf:2: nodes = 2..4: strings, times and ranges are written in double quotes: \"2..4\"; true "
+	     "and false without"},
+	    {"a = 1; time_limit = 2h; b = 3;", "x.conf:1: time_limit = 2h: strings, times and ranges are "
+	                                       "written in double quotes: \"2h\"; true "
+	                                       "and false without"},
+	    {"# precision = fp16;\ntrain = { seed = 0x10L; precision = bf16; };",
+	     "x.conf:2: precision = bf16: strings, times and ranges are written in double quotes: \"bf16\"; "
+	     "true and false without"},
+	    {"train : {\n precision : bf16 }",
+	     "x.conf:2: precision = bf16: strings, times and ranges are written in double quotes: \"bf16\"; "
+	     "true and false without"},
+	    {"dir = saves/x;", "x.conf:1: dir = saves/x: strings, times and ranges are written in double "
+	                       "quotes: \"saves/x\"; true and false without"},
+	    {"name =\n 'a';", "x.conf:2: name = 'a': strings, times and ranges are written in double quotes: "
+	                      "\"a\"; true and false without"},
+	    {"target = [\"q\", v_proj];", "x.conf:1: target = v_proj: strings, times and ranges are written "
+	                                  "in double quotes: \"v_proj\"; true and false without"},
+	    {"data = {\n packing = yes; };",
+	     "x.conf:2: packing = yes: a switch is true or false, written without quotes; strings, times and "
+	     "ranges are written in double quotes"},
+	    /* Another error, and a word that is none yet. */
+	    {"a = True; b 1;\nc = x;", "x.conf:1: syntax error; a setting is written: name = value;"},
 	};
 	struct error err = ERROR_INIT;
 	struct run_config *c = NULL;
@@ -677,6 +700,97 @@ START_TEST(what_libconfig_refuses_is_said_in_full)
 	ck_assert_int_lt(run_config_parse(deep.data, "x.conf", NULL, &c, &err), 0);
 	ck_assert_str_eq(err.message, "x.conf:2: nested too deeply; a key is at most in a group: "
 	                              "section = { name = value; };");
+}
+END_TEST
+
+/* In whichever group, and outside of all of them; in a file, with --set and in JSON. A name that is ours is
+ * found in its group. */
+START_TEST(names_of_other_programs_are_known)
+{
+	static const struct {
+		const char *text, *override, *words;
+	} cases[] = {
+	    {"train = { per_device_train_batch_size = 1; };", NULL,
+	     "x.conf:1: train.per_device_train_batch_size: unknown key; here it is train.micro_batch"},
+	    {"per_device_train_batch_size = 1;", NULL,
+	     "x.conf:1: per_device_train_batch_size: unknown key; here it is train.micro_batch"},
+	    {"lora = { r = 8; };", NULL, "x.conf:1: lora.r: unknown key; here it is lora.rank"},
+	    {"task = \"sft\";", "model.lora_rank=8",
+	     "--set: model.lora_rank: unknown key; here it is lora.rank"},
+	    {"resources = { gpus_per_node = 8; };", NULL,
+	     "x.conf:1: resources.gpus_per_node: unknown key; here it is resources.devices_per_node"},
+	    {"train = { bf16 = true; };", NULL,
+	     "x.conf:1: train.bf16: unknown key; here it is train.precision = \"bf16\""},
+	    {"deepspeed = { stage = 3; };", NULL,
+	     "x.conf:1: deepspeed: unknown key; here it is parallel.strategy"},
+	    {"warmup_ratio = 0.1;", NULL,
+	     "x.conf:1: warmup_ratio: unknown key; did you mean train.warmup_ratio?"},
+	};
+	struct error err = ERROR_INIT;
+	struct run_config *c = NULL;
+	_cleanup_json_ json_t *json =
+	    json_loads("{\"task\":\"sft\",\"train\":{\"max_grad_norm\":1}}", 0, NULL);
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const char *overrides[] = {cases[i].override, NULL};
+
+		ck_assert_int_lt(run_config_parse(cases[i].text, "x.conf", overrides, &c, &err), 0);
+		ck_assert_str_eq(err.message, cases[i].words);
+	}
+	ck_fails(run_config_from_json(json, &c, &err), &err,
+	         "train.max_grad_norm: unknown key; here it is train.clip");
+}
+END_TEST
+
+/* UTF-8 with a byte order mark, as some editors write it, in an included file, too. */
+START_TEST(a_byte_order_mark_is_skipped)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = write_file(dir, "y", "\xef\xbb\xbfname = \"b\";\n"),
+	                    *text = str_printf("\xef\xbb\xbf"
+	                                       "command = \"true\";\n@include \"%s\"\n",
+	                                       path);
+	_cleanup_(run_config_freep) struct run_config *c = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_config_parse(text, "x.conf", NULL, &c, &err), &err);
+	ck_assert_str_eq(c->name, "b");
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* A program in place of a run file: how it is submitted. */
+START_TEST(a_program_is_not_a_run_file)
+{
+	static const struct {
+		const char *name, *text, *words; /* words: behind the path; %s: the path */
+	} cases[] = {
+	    {"t.py", "import torch\n",
+	     " is a program, not a run file; a command goes after --: dtrain submit "
+	     "-- python3 %s"},
+	    {"t.py", "x = 1\n",
+	     " is a program, not a run file; a command goes after --: dtrain submit -- "
+	     "python3 %s"},
+	    {"t.sh", "torchrun train.py\n",
+	     " is a program, not a run file; a command goes after --: dtrain submit -- sh %s"},
+	    {"t", "#!/bin/sh\nexec torchrun\n",
+	     " is a program, not a run file; a command goes after --: dtrain submit -- %s"},
+	    {"u", "#!/usr/bin/env -S dtrain submit\nx = 1;\n", ":2: x: unknown key"},
+	    {"t.conf", "x = 1;\n", ":1: x: unknown key"},
+	};
+	_cleanup_free_ char *dir = unit_tmpdir();
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *path = write_file(dir, cases[i].name, cases[i].text), *words = NULL;
+		struct error err = ERROR_INIT;
+		struct run_config *c = NULL;
+		const char *at = strstr(cases[i].words, "%s");
+
+		words = at ? str_printf("%s%.*s%s", path, (int)(at - cases[i].words), cases[i].words, path)
+		           : str_printf("%s%s", path, cases[i].words);
+		ck_assert_int_lt(run_config_read(path, NULL, &c, &err), 0);
+		ck_assert_str_eq(err.message, words);
+	}
+	file_remove_tree(dir, NULL);
 }
 END_TEST
 
@@ -1594,6 +1708,9 @@ int main(void)
 	tcase_add_loop_test(t, an_included_file_is_named, 0, ARRAY_SIZE(wrong_includes));
 	tcase_add_test(t, an_include_that_cannot_be_read);
 	tcase_add_test(t, what_libconfig_refuses_is_said_in_full);
+	tcase_add_test(t, names_of_other_programs_are_known);
+	tcase_add_test(t, a_byte_order_mark_is_skipped);
+	tcase_add_test(t, a_program_is_not_a_run_file);
 	tcase_add_test(t, all_devices_of_a_node);
 	tcase_add_test(t, a_command_has_no_keys_of_training);
 	tcase_add_test(t, services_believe_no_client);

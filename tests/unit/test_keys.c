@@ -39,7 +39,7 @@ static const struct key table[] = {
     KEY("section", inner, .type = KEY_INT),
     KEY("another", other, .type = KEY_INT),
 };
-static const struct keys keys = {table, ARRAY_SIZE(table)};
+static const struct keys keys = {table, ARRAY_SIZE(table), NULL};
 
 /* A value in JSON; what is said of it, after "f: KEY: ", or NULL: it is taken. */
 static const struct {
@@ -304,7 +304,7 @@ static const struct {
 
 START_TEST(the_nearest_key_is_suggested)
 {
-	const struct keys near = {alike, ARRAY_SIZE(alike)};
+	const struct keys near = {alike, ARRAY_SIZE(alike), NULL};
 	char buf[256];
 	const char *got = keys_nearest(&near, guesses[_i].dotted, buf, sizeof(buf));
 

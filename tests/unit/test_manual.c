@@ -115,8 +115,8 @@ static char *describe_key(const struct key *k)
 	    [KEY_STRING] = "string",
 	    [KEY_INT] = "integer",
 	    [KEY_COUNT] = "integer or \"all\"",
-	    [KEY_RANGE] = "integer, or a range such as 2..4",
-	    [KEY_DURATION] = "seconds, or a time such as 90m or 1h30m",
+	    [KEY_RANGE] = "integer, or a range such as \"2..4\"",
+	    [KEY_DURATION] = "seconds, or a time such as \"90m\" or \"1h30m\"",
 	    [KEY_NUMBER] = "number",
 	    [KEY_BOOL] = "true or false",
 	    [KEY_LIST] = "string or list of strings",
@@ -165,6 +165,27 @@ START_TEST(each_key_is_described)
 {
 	check_keys("dtrain-run.5", &run_keys, &run_task_key);
 	check_keys("dtraind.conf.5", &daemon_keys, NULL);
+}
+END_TEST
+
+/* The names that other programs have for them are in a table of the page, each in a row, and what they are
+ * here is a key, maybe with a value. */
+START_TEST(each_other_name_of_a_key_is_described)
+{
+	_cleanup_free_ char *page = read_page("dtrain-run.5"),
+	                    *text = section(page, "NAMES OF OTHER PROGRAMS"), *keys = section(page, "KEYS");
+	size_t rows = 0, names = 0;
+
+	for (const struct key_name *n = run_keys.other_names; n->name; n++, names++) {
+		_cleanup_free_ char *row = str_printf("\n%s\t%s\n", n->name, n->here),
+		                    *key = str_printf("@TP\n%.*s\n", (int)strcspn(n->here, " "), n->here);
+
+		ck_assert_msg(strstr(text, row), "man/dtrain-run.5 lacks the name %s", n->name);
+		ck_assert_msg(strstr(keys, key), "%s: there is no key %s", n->name, n->here);
+	}
+	for (const char *p = text; *p; p++)
+		rows += *p == '\t';
+	ck_assert_uint_eq(rows, names + 1); /* and the head */
 }
 END_TEST
 
@@ -400,6 +421,7 @@ int main(void)
 	tcase_add_checked_fixture(tc, fixture_setup, fixture_teardown);
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, each_key_is_described);
+	tcase_add_test(tc, each_other_name_of_a_key_is_described);
 	tcase_add_test(tc, each_field_of_hosts_is_described);
 	tcase_add_test(tc, each_command_and_option_is_described);
 	tcase_add_test(tc, each_template_is_named);
