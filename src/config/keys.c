@@ -356,7 +356,7 @@ static char **split_list(const char *text)
 		return NULL;
 	}
 	for (char *s = strtok_r(copy, ",", &save); s; s = strtok_r(NULL, ",", &save)) {
-		list[n] = strdup(s);
+		list[n] = strdup(str_strip(s));
 		if (!list[n++]) {
 			str_list_free(list);
 			return NULL;

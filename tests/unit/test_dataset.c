@@ -665,6 +665,9 @@ START_TEST(test_dataset_info)
 	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "gone.json");
 	names[0] = "nope";
 	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "no dataset 'nope'; there are: one, hub");
+	names[0] = "one,hub";
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err,
+	         "no dataset 'one,hub'; several are a list of strings: data.dataset = [\"a\", \"b\"]");
 	o.dataset_dir = "/nowhere";
 	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err, "/nowhere/dataset_info.json");
 }

@@ -166,6 +166,7 @@ static const struct {
     {"flag=false", "{\"flag\":false}", NULL},
     {"flag=yes", NULL, "--set: flag: \"yes\" is not true or false"},
     {"list=a,b,,c", "{\"list\":[\"a\",\"b\",\"c\"]}", NULL},
+    {"list= a, b c ,d", "{\"list\":[\"a\",\"b c\",\"d\"]}", NULL},
     {"list=", "{\"list\":[]}", NULL},
     {"group={\"a\":\"b\"}", "{\"group\":{\"a\":\"b\"}}", NULL},
     {"group=[]", NULL, "--set: group: \"[]\" is not a JSON object"},

@@ -223,6 +223,13 @@ static int unknown_dataset(const json_t *info, const char *where, const char *na
 	const char *key;
 	json_t *value;
 
+	/* As LLaMA-Factory has them. */
+	if (strchr(name, ','))
+		return error_set(
+		    err, -ENOENT,
+		    "%s: there is no dataset '%s'; several are a list of strings: data.dataset = "
+		    "[\"a\", \"b\"]",
+		    where, name);
 	json_object_foreach((json_t *)info, key, value)
 	{
 		if (names.len > 400) {
