@@ -148,9 +148,8 @@ static void check_model(struct check *k)
 	char count[32];
 	int r = 0, before;
 
-	if (k->c->model.path && !is_directory(path))
-		r = file_exists(path) ? error_set(&err, -ENOTDIR, "%s is not a directory", path)
-		                      : error_errno(&err, -ENOENT, "%s", path);
+	if (k->c->model.path && file_exists(path) && !is_directory(path))
+		r = error_set(&err, -ENOTDIR, "%s is not a directory", path);
 	if (r < 0 || (r = model_config_read(path, &model, &err)) < 0 ||
 	    (r = hf_choose_head(&model, k->c->task == RUN_REWARD, path, &err)) < 0 ||
 	    (k->c->model.path && (r = check_weights(path, &model, &err)) < 0))
@@ -376,9 +375,9 @@ static void check_output(struct check *k)
 	else if (access(path, W_OK | X_OK) < 0)
 		error_errno(&err, -errno, "cannot write to %s", path);
 	if (err.code < 0)
+		print_wrong(k, "output.dir", &err);
 	else if (output_dir_check(k->c, &checkpoint, &err) < 0)
 		print_wrong(k, NULL, &err);
-		print_wrong(k, "output.dir", &err);
 	else
 		print_good(k, "output", "%s: can be written%s%s", k->c->output.dir,
 		           checkpoint ? "; the run goes on from " : "",

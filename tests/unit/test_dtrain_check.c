@@ -252,7 +252,8 @@ START_TEST(a_model_has_weights)
 	           "task = \"generate\"; model = { path = \"m\"; }; generate = { prompt = \"x\"; };");
 	absent = fixture_call(cmd_check, "check m.conf");
 	ck_assert_int_eq(absent.status, 1);
-	ck_assert_str_eq(absent.errors, "dtrain: m.conf: model.path: m: No such file or directory\n");
+	ck_assert_str_eq(absent.errors,
+	                 "dtrain: m.conf: model.path: cannot read m: No such file or directory\n");
 	ck_assert_int_eq(mkdir("m", 0700), 0);
 	ck_ok(file_copy(SRCDIR "/etc/examples/tiny-llama.json", "m/config.json", &err), &err);
 	ck_ok(file_copy(SRCDIR "/tests/engine/bytes/tokenizer.json", "m/tokenizer.json", &err), &err);
@@ -260,6 +261,45 @@ START_TEST(a_model_has_weights)
 	ck_assert_int_eq(empty.status, 1);
 	ck_assert_msg(str_starts(empty.errors, "dtrain: m.conf: model.path: m"), "%s", empty.errors);
 	ck_assert_ptr_nonnull(strstr(empty.errors, "safetensors"));
+}
+END_TEST
+
+/* A name of a hub, and an adapter, in place of a model's directory. */
+START_TEST(what_is_no_model_is_explained)
+{
+	static const struct {
+		const char *options, *errors;
+	} cases[] = {
+	    {"-s model.path=meta-llama/Llama-3.2-1B",
+	     "dtrain: m.conf: model.path: meta-llama/Llama-3.2-1B: No such file or directory, and nothing is "
+	     "fetched from hubs here; download the model and name its directory\n"},
+	    {"-s model.path=adapter",
+	     "dtrain: m.conf: model.path: adapter is an adapter, not a model; name the "
+	     "model that it belongs to, and the adapter with lora.from, or for "
+	     "dtrain generate with --adapter\n"},
+	    {"-s model.path=./none", "dtrain: m.conf: model.path: cannot read ./none: No such file or "
+	                             "directory\n"},
+	};
+
+	_cleanup_(call_release) struct call none = {0};
+
+	write_file("m.conf", "task = \"generate\"; model = { tokenizer = \"" SRCDIR
+	                     "/tests/engine/bytes\"; }; generate = { prompt = \"x\"; };");
+	ck_assert_int_eq(mkdir("adapter", 0700), 0);
+	write_file("adapter/adapter_config.json", "{\"peft_type\": \"LORA\"}");
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_free_ char *line = str_printf("check %s m.conf", cases[i].options);
+		_cleanup_(call_release) struct call call = fixture_call(cmd_check, line);
+
+		ck_assert_int_eq(call.status, 1);
+		ck_assert_str_eq(call.errors, cases[i].errors);
+	}
+	write_file("n.conf", "task = \"pretrain\"; model = { init = \"" SRCDIR
+	                     "/etc/examples/tiny-llama.json\"; }; data = { path = \"good.json\"; }; output = "
+	                     "{ dir = \"x\"; };");
+	none = fixture_call(cmd_check, "check n.conf");
+	ck_assert_ptr_nonnull(strstr(none.errors, "/etc/examples: no tokenizer.json there; name a directory "
+	                                          "that has one (in a run file: model.tokenizer)\n"));
 }
 END_TEST
 
@@ -697,10 +737,13 @@ int main(void)
 	tcase_set_timeout(tc, 60);
 	tcase_add_test(tc, what_is_fine_is_listed);
 	tcase_add_loop_test(tc, what_is_wrong_is_named, 0, ARRAY_SIZE(wrong));
+	tcase_add_test(tc, an_output_directory_is_what_the_worker_accepts);
+	tcase_add_test(tc, a_run_is_not_submitted_into_a_directory_in_use);
 	tcase_add_test(tc, preferences_are_judged_as_a_whole);
 	tcase_add_test(tc, a_model_and_an_adapter_may_be_on_the_nodes_alone);
 	tcase_add_test(tc, a_model_has_weights);
 	tcase_add_test(tc, what_can_be_divided_is_fine);
+	tcase_add_test(tc, what_is_no_model_is_explained);
 	tcase_add_test(tc, a_program_is_looked_for);
 	tcase_add_test(tc, a_directory_is_no_program);
 	tcase_add_test(tc, an_export_is_refused_for_its_arguments);
@@ -714,5 +757,3 @@ int main(void)
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
-	tcase_add_test(tc, an_output_directory_is_what_the_worker_accepts);
-	tcase_add_test(tc, a_run_is_not_submitted_into_a_directory_in_use);

@@ -433,6 +433,38 @@ int model_config_parse(const char *text, size_t len, const char *where, struct m
 	return 0;
 }
 
+/* "meta-llama/Llama-3.2-1B" */
+static bool is_hub_name(const char *path)
+{
+	const char *slash = strchr(path, '/');
+
+	return slash && slash > path && slash[1] && !strchr(slash + 1, '/') && !strchr(".~", *path) &&
+	       !str_ends(path, ".json");
+}
+
+/* The reason why `file` cannot be read, where it is one that many meet first: a model that was named as on a
+ * hub, and an adapter in place of a model. 0: another one. */
+static int explain_missing(const char *file, struct error *err)
+{
+	static const char config[] = "/config.json";
+	_cleanup_free_ char *directory =
+	    str_ends(file, config) ? strndup(file, strlen(file) - strlen(config)) : strdup(file);
+
+	if (!directory)
+		return error_oom(err);
+	if (is_hub_name(directory) && !file_exists(directory))
+		return error_set(err, -ENOENT,
+		                 "%s: No such file or directory, and nothing is fetched from hubs here; "
+		                 "download the model and name its directory",
+		                 directory);
+	if (file_exists_in(directory, "adapter_config.json") && !file_exists_in(directory, config + 1))
+		return error_set(err, -EINVAL,
+		                 "%s is an adapter, not a model; name the model that it belongs to, and the "
+		                 "adapter with lora.from, or for dtrain generate with --adapter",
+		                 directory);
+	return 0;
+}
+
 int model_config_read(const char *path, struct model_config *out, struct error *err)
 {
 	_cleanup_free_ char *file = NULL, *text = NULL;
@@ -444,7 +476,7 @@ int model_config_read(const char *path, struct model_config *out, struct error *
 	    stat(path, &st) == 0 && S_ISDIR(st.st_mode) ? str_printf("%s/config.json", path) : strdup(path);
 	if (!file)
 		return error_oom(err);
-	if ((r = file_read(file, 16 << 20, &text, &len, err)) < 0)
+	if ((r = explain_missing(file, err)) < 0 || (r = file_read(file, 16 << 20, &text, &len, err)) < 0)
 		return r;
 	return model_config_parse(text, len, file, out, err);
 }

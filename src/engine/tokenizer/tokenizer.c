@@ -164,7 +164,9 @@ int tokenizer_load(const char *path, struct tokenizer **out, struct error *err)
 			strcpy(directory, ".");
 	} else if (!file_exists(file)) {
 		return error_set(err, -ENOENT,
-		                 "%s: no tokenizer.json there; a Hugging Face directory is needed", path);
+		                 "%s: no tokenizer.json there; name a directory that has one (in a run file: "
+		                 "model.tokenizer)",
+		                 path);
 	}
 	if ((r = file_read(file, 0, &json, &len, err)) < 0 ||
 	    (r = parse_text(json, len, file, &t, err)) < 0 ||
