@@ -3,10 +3,29 @@
 #include "cluster/schedule_reason.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static const char *plural(int64_t n, const char *one, const char *many)
 {
 	return n == 1 ? one : many;
+}
+
+void reason_unknown_host(struct sched_run *r, const char *unknown, const struct sched_node *nodes,
+                         size_t count)
+{
+	size_t n;
+
+	n = (size_t)snprintf(r->reason, sizeof(r->reason),
+	                     "asks for host %.60s, which is not in the cluster; its nodes are", unknown);
+	for (size_t i = 0; i < count; i++) {
+		/* With room for what says that there are more. */
+		if (n + strlen(nodes[i].name) + sizeof(" , …") > sizeof(r->reason)) {
+			snprintf(r->reason + n, sizeof(r->reason) - n, " …");
+			break;
+		}
+		n += (size_t)snprintf(r->reason + n, sizeof(r->reason) - n, " %s%s", nodes[i].name,
+		                      i + 1 < count ? "," : "");
+	}
 }
 
 static const char *kind_word(enum slot_kind kind)

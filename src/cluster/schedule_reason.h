@@ -31,6 +31,9 @@ struct view {
 
 /* These write the run's reason. It could not run now even on empty nodes. */
 void reason_impossible(struct sched_run *r, const struct view *v);
+/* It names a host that the cluster, whose nodes these are, does not have. */
+void reason_unknown_host(struct sched_run *r, const char *unknown, const struct sched_node *nodes,
+                         size_t count);
 /* Too few nodes have enough free slots. */
 void reason_busy(struct sched_run *r, const struct view *v);
 /* It asks for more than a user may have at once; it has a user. */

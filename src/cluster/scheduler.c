@@ -69,7 +69,10 @@ int schedule_possible(const struct sched_node *nodes, size_t count, struct sched
 		return code;
 	v = sched_look(&choice, NULL, r);
 	r->reason[0] = '\0';
-	if ((int64_t)v.large < r->nodes)
+	/* Also where the others are enough: a typo would make the run wait for these alone. */
+	if (v.unknown)
+		reason_unknown_host(r, v.unknown, nodes, count);
+	else if ((int64_t)v.large < r->nodes)
 		reason_impossible(r, &v);
 	else if (is_above_limit(r, &v))
 		reason_above_limit(r, &v);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The scheduler as a table: nodes and a queue as text, and the expected result. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -201,7 +202,9 @@ START_TEST(impossible_runs)
 	     "asks for 2 nodes with 8 CPU slots each; the cluster has 1 node with so many"},
 	    {"-a: -b:", "1:2x8", NULL}, /* nodes that have not reported: unknown */
 	    {"a:UU b:U", "1:3x1", "asks for 3 nodes; the cluster has 2 nodes"},
-	    {"a:U b:U", "1:1x1@c", "asks for host c, which is not in the cluster"},
+	    {"a:U b:U", "1:1x1@c", "asks for host c, which is not in the cluster; its nodes are a, b"},
+	    {"a:U b:U", "1:1x1@a,c", "asks for host c, which is not in the cluster; its nodes are a, b"},
+	    {"a:U -b:U", "1:1x1@a,b", NULL},
 	    {"a:U -*b:T", "1:1x1/gpu", NULL},
 	    {"a:U -b:", "1:1x1/gpu", NULL},
 	    {"a:U ?b:", "1:1x1", NULL},
@@ -225,6 +228,27 @@ START_TEST(impossible_runs)
 		while (n > 0)
 			free(nodes[--n].taken);
 	}
+}
+END_TEST
+
+/* A list of nodes that is too long for the reason ends with a whole name. */
+START_TEST(a_long_list_of_nodes_is_cut)
+{
+	enum { NODES = 100 };
+	char names[NODES][8], host[] = "gpu9", *hosts[] = {host, NULL};
+	struct sched_node nodes[NODES] = {{0}};
+	struct sched_run r = {.nodes = 1, .working = 1, .per_node = 1, .hosts = hosts};
+
+	for (size_t i = 0; i < NODES; i++) {
+		snprintf(names[i], sizeof(names[i]), "n%zu", i);
+		nodes[i].name = names[i];
+	}
+	ck_assert(!schedule_possible(nodes, NODES, &r));
+	ck_assert_msg(
+	    str_starts(r.reason,
+	               "asks for host gpu9, which is not in the cluster; its nodes are n0, n1, n2,"),
+	    "%s", r.reason);
+	ck_assert_msg(str_ends(r.reason, ", …") && strlen(r.reason) < sizeof(r.reason), "%s", r.reason);
 }
 END_TEST
 
@@ -964,6 +988,7 @@ int main(void)
 
 	tcase_add_loop_test(c, scheduler_table, 0, ARRAY_SIZE(sched_cases));
 	tcase_add_test(c, impossible_runs);
+	tcase_add_test(c, a_long_list_of_nodes_is_cut);
 	tcase_add_test(c, nodes_are_avoided_where_others_suffice);
 	tcase_add_test(c, slots_of_a_user_are_limited);
 	tcase_add_test(c, what_is_kept_for_a_run_is_its_own);
