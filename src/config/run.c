@@ -374,7 +374,12 @@ static int read_all(const char *text, const json_t *json, const char *where, con
 		r = keys_from_json(&keys, &in, json, where, seen, err);
 	for (; r == 0 && overrides && *overrides; overrides++)
 		r = keys_override(&keys, &in, *overrides, seen, err);
-	return r < 0 ? r : finish(&in, &keys, seen, true, where, out, err);
+	if (r < 0 || (r = finish(&in, &keys, seen, true, where, out, err)) < 0 || !text)
+		return r;
+	r = run_check_unused(*out, &keys, seen, where, err);
+	if (r < 0)
+		run_config_free(steal_pointer(*out));
+	return r;
 }
 
 int run_config_decode(const json_t *json, const char *where, bool lenient, struct run_config **out,

@@ -6,5 +6,9 @@
 
 /* 0, or -EINVAL with "where: key: what; expected …" of the first that does not hold. */
 int run_check(const struct run_config *c, const char *where, struct error *err);
+/* The same for keys that the user has written (seen: of each of `keys`) and that have no effect. Only for
+ * what a user has written: JSON has all keys. */
+int run_check_unused(const struct run_config *c, const struct keys *keys, const bool *seen, const char *where,
+                     struct error *err);
 /* One "NAME=VALUE" of the environment: its form, and that dtrain does not set it itself. */
 int run_check_variable(const char *entry, const char *where, struct error *err);

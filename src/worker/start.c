@@ -262,6 +262,16 @@ static int check_optimizer(const struct training *t, struct error *err)
 	    saver_resume_path(t->saver), saved, now, saved);
 }
 
+static void warn_of_warmup(const struct training *t)
+{
+	int64_t steps = trainer_total_steps(t->trainer);
+
+	if (training_first_rank(t) && t->options.warmup_steps > steps)
+		printf("warning: train.warmup_steps is %" PRId64 ", but the run has %" PRId64
+		       " steps: the learning rate never reaches its highest value\n",
+		       t->options.warmup_steps, steps);
+}
+
 int training_start_weights(struct training *t, struct error *err)
 {
 	const char *path = saver_resume_path(t->saver);
@@ -270,6 +280,7 @@ int training_start_weights(struct training *t, struct error *err)
 	int r;
 
 	t->reported_step = -1;
+	warn_of_warmup(t);
 	if (!saver_resumes(t->saver))
 		return start_new(t, err);
 	t->tokens_before = state->tokens;

@@ -110,6 +110,9 @@ START_TEST(json_round_trip)
 }
 END_TEST
 
+#define TRAINS                                                                                               \
+	"task = \"sft\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; };"
+
 #define ON_RANKS(n, parallel)                                                                                \
 	"task = \"sft\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "   \
 	"resources = { devices_per_node = " n "; }; parallel = { " parallel " };"
@@ -278,6 +281,25 @@ static const struct {
      "train.min_loss_scale: 8.1 is above the first loss scale, 2^3 = 8"},
     {PRECISION("auto", "gradient_type = \"bf16\"; optimizer = \"sgd\";"), NULL,
      "train.gradient_type: \"bf16\" is for the optimizers adamw and adamw_8bit"},
+    {"command = [\"true\"]; train = { epochs = 1.0; };", NULL,
+     "x.conf: train.epochs: has no effect with task = \"command\": it is for runs of dtrain's own engine; "
+     "leave it out"},
+    {"command = [\"true\"];", "model.path=x", "model.path: has no effect with task = \"command\""},
+    {"command = [\"true\"];", "output.save_steps=0",
+     "output.save_steps: has no effect with task = \"command\""},
+    {TRAINS, "generate.temperature=0.5",
+     "generate.temperature: has no effect with task = \"sft\": it is for task = \"generate\"; leave it out"},
+    {TRAINS, "preference.beta=0.1",
+     "preference.beta: has no effect with task = \"sft\": it is for the tasks dpo, orpo, simpo, kto and "
+     "reward; leave it out"},
+    {TRAINS, "train.momentum=0.8",
+     "train.momentum: has no effect with train.optimizer = \"adamw\": it is for sgd, lars and muon; leave it "
+     "out"},
+    {TRAINS " train = { optimizer = \"adafactor\"; nesterov = true; };", NULL,
+     "train.nesterov: has no effect with train.optimizer = \"adafactor\""},
+    {TRAINS, "train.decay_ratio=0.1",
+     "train.decay_ratio: has no effect with train.schedule = \"cosine\": it is for wsd; leave it out"},
+    {TRAINS, "train.eval_steps=5", "train.eval_steps: has no effect without data.eval_fraction"},
 };
 
 /* What is just right, beside what is wrong above. */
@@ -289,7 +311,7 @@ static const struct {
     {"command = [\"true\"]; environment = [\"RANKS=1\", \"RAN=\", \"A=B=C\", \"DTRAIN_CPU_ISA=x\", "
      "\"DTRAIN_LIBRARY_PATH=/x\", \"DTRAI=1\"];",
      NULL},
-    {"command = [\"true\"];", "data.columns={\"prompt\":\"x\"}"},
+    {PRECISION("bf16", ""), "data.columns={\"prompt\":\"x\"}"},
     {GENERATE("prompts = \"b\"; stop = [\"x\"];"), NULL},
     {PRECISION("bf16", "learning_rate = 0.001; min_learning_rate = 0.001;"), NULL},
     {PRECISION("bf16", "epochs = 0; max_steps = 1;"), NULL},
@@ -321,6 +343,13 @@ static const struct {
     {PRECISION("fp16", "min_loss_scale = 8.0; loss_scale_power = 3;"), NULL},
     {PRECISION("fp16", "loss_scale = 512.0; min_loss_scale = 16.0; loss_scale_power = 3;"), NULL},
     {PRECISION("fp8", "}; lora = { rank = 8;"), NULL},
+    {"command = [\"true\"];", "output.dir=x"},
+    {GENERATE("prompt = \"b\";"), "train.precision=bf16"},
+    {TRAINS " train = { optimizer = \"lars\"; momentum = 0.5; nesterov = true; };", NULL},
+    {TRAINS, "train.nesterov=false"},
+    {TRAINS " train = { schedule = \"wsd\"; decay_ratio = 0.2; };", NULL},
+    {TRAINS, "train.eval_steps=0"},
+    {TRAINS " train = { eval_steps = 5; };", "data.eval_fraction=0.1"},
 };
 
 START_TEST(right_run_files_are_taken)
@@ -433,8 +462,8 @@ static const struct {
 
 START_TEST(integers_keep_all_their_bits)
 {
-	_cleanup_free_ char *text = str_printf("command = [\"true\"];\n# 99999999999999999999\n"
-	                                       "train = { max_steps = %s; }; name = \"x\";\n",
+	_cleanup_free_ char *text = str_printf(TRAINS "\n# 99999999999999999999\n"
+	                                              "train = { max_steps = %s; }; name = \"x\";\n",
 	                                       integers[_i].written);
 	_cleanup_(run_config_freep) struct run_config *c = NULL;
 	struct error err = ERROR_INIT;
@@ -460,14 +489,15 @@ START_TEST(integers_are_told_from_what_looks_like_one)
 	ck_ok(run_config_parse(
 	          "/* 4294967306\n * \" */ name = \"4294967306 \\\" 99999999999999999999 # \";\n"
 	          "// 99999999999999999999 \"\n"
-	          "command = [ \"a\" \"99999999999999999999\", \"/* 4294967306\" ];\n"
+	          "task = \"sft\"; model = { path = \"x\"; }; output = { dir = \"z\"; };\n"
+	          "data = { path = [ \"a\" \"99999999999999999999\", \"/* 4294967306\" ]; };\n"
 	          "train = { learning_rate = 4294967306e-9; warmup_ratio = .25; clip = 429496730.; "
 	          "epochs = 1.0E+0; max_steps:4294967306L; seed = 4294967306 # 5\n };",
 	          "x.conf", NULL, &c, &err),
 	      &err);
 	ck_assert_str_eq(c->name, "4294967306 \" 99999999999999999999 # ");
-	ck_assert_str_eq(c->command[0], "a99999999999999999999");
-	ck_assert_str_eq(c->command[1], "/* 4294967306");
+	ck_assert_str_eq(c->data.path[0], "a99999999999999999999");
+	ck_assert_str_eq(c->data.path[1], "/* 4294967306");
 	ck_assert_double_eq(c->train.learning_rate, 4.294967306);
 	ck_assert_double_eq(c->train.warmup_ratio, 0.25);
 	ck_assert_double_eq(c->train.clip, 429496730.);
@@ -512,7 +542,8 @@ START_TEST(included_files_are_part_of_the_text)
 
 	outer = write_file(dir, "outer \"1\".conf", nested);
 	text = str_printf(
-	    "command = [\"true\"];\n \t@include \"%s/outer \\\"1\\\".conf\"name = \"x\";\n"
+	    TRAINS
+	    "\n \t@include \"%s/outer \\\"1\\\".conf\"name = \"x\";\n"
 	    "# @include \"/nowhere\"\n/*\n@include \"/nowhere\"\n*/ directory = \"\n@include \\\"/no\\\"\";",
 	    dir);
 	ck_ok(run_config_parse(text, "x.conf", NULL, &c, &err), &err);

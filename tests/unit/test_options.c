@@ -43,11 +43,11 @@ START_TEST(numbers_of_the_training)
 	    "train.weight_decay=0.07", "train.beta1=0.8", "train.beta2=0.95", "train.epsilon=1e-6",
 	    "train.embedding_learning_rate=4e-3", "train.scale_lr=sqrt", "train.decay_all=true",
 	    "train.clip=0.5", "train.shuffle=false", "train.seed=99", "output.log_steps=5",
-	    "output.save_steps=8", "train.eval_steps=4", "parallel.prefetch=3", "parallel.persist_below=1000",
-	    "train.precision=fp16", "train.loss_scale_power=12", "train.loss_scale_window=70",
-	    "train.hysteresis=4", "train.consecutive_hysteresis=true", "train.min_loss_scale=2",
-	    "parallel.strategy=hybrid", "parallel.shard_degree=2", "resources.devices_per_node=4",
-	    "parallel.reduce_type=bf16");
+	    "output.save_steps=8", "train.eval_steps=4", "data.eval_fraction=0.1", "parallel.prefetch=3",
+	    "parallel.persist_below=1000", "train.precision=fp16", "train.loss_scale_power=12",
+	    "train.loss_scale_window=70", "train.hysteresis=4", "train.consecutive_hysteresis=true",
+	    "train.min_loss_scale=2", "parallel.strategy=hybrid", "parallel.shard_degree=2",
+	    "resources.devices_per_node=4", "parallel.reduce_type=bf16");
 	struct train_options o = options_of(c);
 
 	ck_assert_double_eq(o.epochs, 3.5);
@@ -395,8 +395,8 @@ START_TEST(the_saver)
 	_cleanup_(run_config_freep) struct run_config *c =
 	    config_of(sft, "output.keep=4", "output.overwrite=true", "output.gather=true",
 	              "output.background=false", "output.max_shard_mb=7", "output.log_steps=3",
-	              "output.save_steps=6", "train.eval_steps=9", "train.epochs=2", "train.micro_batch=4",
-	              "train.seed=11", "parallel.timeout=30", "output.resume=never");
+	              "output.save_steps=6", "train.eval_steps=9", "data.eval_fraction=0.1", "train.epochs=2",
+	              "train.micro_batch=4", "train.seed=11", "parallel.timeout=30", "output.resume=never");
 	_cleanup_(run_config_freep) struct run_config *must = config_of(sft, "output.resume=must"),
 	                                              *plain = config_of(pretrain, "train.seed=1");
 	struct saver_options o;

@@ -323,11 +323,17 @@ END_TEST
 
 START_TEST(warnings_of_a_run)
 {
-	_cleanup_free_ char *wide = NULL;
+	_cleanup_free_ char *wide = NULL, *slow = NULL, *warm = NULL;
 
 	wide = worker_train("wide", "data.max_length=300");
 	expect_line(wide,
 	            "warning: data.max_length is 300, but the model's max_position_embeddings is 256\n");
+	slow = worker_train("slow", "output.dir=slow", "train.max_steps=2", "train.warmup_steps=3");
+	expect_line(slow,
+	            "warning: train.warmup_steps is 3, but the run has 2 steps: the learning rate never "
+	            "reaches its highest value\n");
+	warm = worker_train("warm", "output.dir=warm", "train.max_steps=2", "train.warmup_steps=2");
+	ck_assert_ptr_null(strstr(warm, "warmup"));
 }
 END_TEST
 
