@@ -159,6 +159,17 @@ static const char *describe(const struct http_transfer *t, CURLcode code)
 	return t->curl_error[0] ? t->curl_error : curl_easy_strerror(code);
 }
 
+/* What may be wrong where the certificate of the other service is not accepted. */
+static const char *certificate_hint(const struct http_transfer *t, CURLcode code)
+{
+	if (code != CURLE_PEER_FAILED_VERIFICATION && code != CURLE_SSL_PINNEDPUBKEYNOTMATCH)
+		return "";
+	return identity_is_shared(t->client->identity)
+	           ? "; is the cluster's key (cluster_key, cluster.pem) the same file on both nodes?"
+	           : "; expected a valid certificate with the name of that node, signed by an authority in "
+	             "the ca_file of this node";
+}
+
 static void transfer_done(struct http_transfer *t, CURLcode code)
 {
 	struct http_answer a = {.body = t->answer.data ? t->answer.data : "", .len = t->answer.len};
@@ -180,7 +191,7 @@ static void transfer_done(struct http_transfer *t, CURLcode code)
 		error_set(&a.error, -ETIMEDOUT, "%s does not answer", t->where);
 	else /* another connection that was refused says nothing of a body that has left over the first one */
 		error_set(&a.error, code == CURLE_COULDNT_CONNECT && !t->taken ? -ECONNREFUSED : -EIO,
-		          "%s: %s", t->where, describe(t, code));
+		          "%s: %s%s", t->where, describe(t, code), certificate_hint(t, code));
 	if (t->call.on_done)
 		t->call.on_done(t->call.context, &a);
 	transfer_free(t);

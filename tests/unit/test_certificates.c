@@ -353,6 +353,9 @@ START_TEST(a_client_speaks_to_the_node_that_is_meant)
 	ck_assert_int_eq(call(&c, &s, "N1"), 200);
 	ck_assert_int_eq(call(&c, &s, "n3"), 0);
 	ck_assert_msg(strcasestr(c.why, "certificate"), "%s", c.why);
+	ck_assert_msg(strstr(c.why, "; expected a valid certificate with the name of that node, signed by an "
+	                            "authority in the ca_file of this node"),
+	              "%s", c.why);
 	ck_assert_int_eq(call(&c, &s, "n1"), 200);
 	/* An address is no name. */
 	ck_assert_int_eq(call(&c, &s, "127.0.0.1"), 0);

@@ -645,6 +645,10 @@ START_TEST(peers_need_the_key)
 	/* A server with another key is refused, and so is a client with another key. */
 	p = call_peer(b, a, "/peers");
 	ck_assert_int_eq(p.status, 0);
+	ck_assert_msg(str_ends(p.error,
+	                       "; is the cluster's key (cluster_key, cluster.pem) the same file on both "
+	                       "nodes?"),
+	              "%s", p.error);
 	mixed = *a;
 	mixed.certificate = b->certificate;
 	mixed.key = b->key;
