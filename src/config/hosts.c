@@ -104,10 +104,20 @@ static int parse_number(const char *word, const char *value, int64_t min, int64_
 	return 0;
 }
 
-static int parse_word(struct host *h, const char *word, const char *where, struct error *err)
+/* given: which of the words with a value the line has had, a bit each. */
+static int parse_word(struct host *h, const char *word, unsigned *given, const char *where, struct error *err)
 {
+	static const char *const valued[] = {"slots=", "port=", "addr="};
 	const char *eq = strchr(word, '=');
 
+	for (unsigned i = 0; eq && i < ARRAY_SIZE(valued); i++) {
+		if (!str_starts(word, valued[i]))
+			continue;
+		if (*given & 1u << i)
+			return error_set(err, -EINVAL, "%s:%d: %s: %.*s is there twice", where, h->line, word,
+			                 (int)(eq - word), word);
+		*given |= 1u << i;
+	}
 	if (!eq) {
 		if (!valid_name(word, ".-_:/"))
 			return error_set(err, -EINVAL,
@@ -139,6 +149,7 @@ static int parse_line(struct hosts *hosts, char *text, int line, const char *whe
 	char *save = NULL, *word = strtok_r(text, " \t\r", &save);
 	const struct host *twin;
 	struct host *list, *h;
+	unsigned given = 0;
 	int r = 0;
 
 	if (!word)
@@ -162,7 +173,7 @@ static int parse_line(struct hosts *hosts, char *text, int line, const char *whe
 	if (!h->name || name_index_add(&hosts->index, h->name, hosts->count - 1) < 0)
 		return error_oom(err);
 	while (r == 0 && (word = strtok_r(NULL, " \t\r", &save)))
-		r = parse_word(h, word, where, err);
+		r = parse_word(h, word, &given, where, err);
 	hosts->restricts_users = hosts->restricts_users || h->submit;
 	if (r == 0 && !h->address) {
 		h->address = strdup(h->name);

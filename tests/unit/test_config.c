@@ -1337,6 +1337,8 @@ static const struct {
     {"# nothing\n", "no host in it"},
     {"n1 slots=4junk\n", "hosts:1: slots=4junk: not a whole number"},
     {"n1\nn2\nn1\n", "hosts:3: host n1 is already on line 1"},
+    {"n1\nn2 slots=1 addr=a slots=2\n", "hosts:2: slots=2: slots is there twice"},
+    {"n1 addr=a addr=a\n", "hosts:1: addr=a: addr is there twice"},
     {"n1 port=0\n", "hosts:1: port=0"},
     {"n1 color=red\n", "'color=red' is not known"},
     {"bad/name\n", "'bad/name' is not a host name"},

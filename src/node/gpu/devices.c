@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/cleanup.h"
+#include "base/log.h"
 #include "base/str.h"
 
 /* What this process may use, not what the machine has: containers and CPUAffinity= count. */
@@ -89,6 +90,9 @@ static int find_cpu_slots(const struct daemon_config *config, int hosts_slots, s
 	int slots = config->cpu_slots > 0 ? config->cpu_slots : hosts_slots > 0 ? hosts_slots : 1;
 	int threads = config->slot_threads > 0 ? config->slot_threads : MAX(usable_cores() / slots, 1);
 
+	if (config->cpu_slots > 0 && hosts_slots > 0 && config->cpu_slots != hosts_slots)
+		log_warn("cpu_slots = %d of dtraind.conf counts; slots=%d of the hosts file does not",
+		         (int)config->cpu_slots, hosts_slots);
 	out->list = calloc(slots, sizeof *out->list);
 	if (!out->list)
 		return error_oom(err);
