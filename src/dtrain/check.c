@@ -165,6 +165,11 @@ static void check_model(struct check *k)
 	before = k->wrong;
 	if (run_task_trains(k->c->task)) {
 		k->vocab_size = model.vocab;
+		if (k->c->data.max_length > model.max_positions)
+			print_good(k, "warning",
+			           "data.max_length is %lld, but the model's max_position_embeddings is "
+			           "%lld",
+			           (long long)k->c->data.max_length, (long long)model.max_positions);
 		check_tuning(k, &model);
 	}
 	if (k->wrong == before && check_divisions(k->c, &model, &err) < 0)
@@ -344,19 +349,48 @@ static void check_data(struct check *k)
 	};
 	struct source_list list = {0};
 	struct error err = ERROR_INIT;
+	size_t empty = 0;
 
 	if (source_list_resolve(&options, &list, &err) < 0 || dataset_detect(&options, &list, &err) < 0) {
-		print_wrong(k, k->c->data.path ? "data.path" : "data.dataset", &err);
+		/* The names of columns and tags are of all files. */
+		print_wrong(k,
+		            str_starts(err.message, "data: ") ? NULL
+		            : k->c->data.path                 ? "data.path"
+		                                              : "data.dataset",
+		            &err);
+		source_list_free(&list);
+		return;
+	}
+	for (size_t i = 0; i < list.count; i++)
+		empty += list.items[i].format == FORMAT_AUTO;
+	if (empty == list.count) {
+		error_set(&err, -ENODATA, "%s%s: there are no examples in %s", list.items[0].path,
+		          empty > 1 ? " and the other files" : "", empty > 1 ? "them" : "it");
+		print_wrong(k, "data", &err);
 		source_list_free(&list);
 		return;
 	}
 	for (size_t i = 0; i < list.count && i < FILES_SHOWN; i++)
-		print_good(k, "data", "%s: %s", list.items[i].path, source_format_name(list.items[i].format));
+		print_good(k, "data", "%s: %s", list.items[i].path,
+		           list.items[i].format == FORMAT_AUTO ? "empty"
+		                                               : source_format_name(list.items[i].format));
 	if (list.count > FILES_SHOWN)
 		print_good(k, "data", "and %zu more files", list.count - FILES_SHOWN);
 	if (run_task_prefers(k->c->task))
 		check_examples(k, &list);
 	source_list_free(&list);
+}
+
+/* What a run is certain to warn of, though it can be done. */
+static void check_steps(struct check *k)
+{
+	int64_t steps = k->c->train.max_steps, warmup = k->c->train.warmup_steps;
+
+	if (steps > 0 && warmup > steps)
+		print_good(k, "warning",
+		           "train.warmup_steps is %lld, but the run has %lld steps: the learning rate never "
+		           "reaches its highest value",
+		           (long long)warmup, (long long)steps);
 }
 
 /* The directory itself, or the nearest above it that is there. */
@@ -482,6 +516,7 @@ static void check_all(struct check *k)
 	if (k->c->preference.reference)
 		check_reference(k);
 	if (trains) {
+		check_steps(k);
 		check_data(k);
 		check_output(k);
 		if (k->c->parallel.offload_dir)

@@ -15,6 +15,8 @@
 #include "options/precision_names.h"
 
 #define BAR 30
+/* A number without a unit below this is hardly meant as bytes. */
+#define BYTES_MIN 1048576
 
 struct bar {
 	bool shown;
@@ -55,8 +57,8 @@ static bool parse_size(const char *text, uint64_t *out)
 	if (!number || str_to_double(number, &value) < 0)
 		return false;
 	for (size_t i = 0; i < ARRAY_SIZE(units); i++)
-		if (strcasecmp(unit, units[i].unit) == 0 && value * units[i].bytes >= 1 &&
-		    value * units[i].bytes < 1e18) {
+		if (strcasecmp(unit, units[i].unit) == 0 &&
+		    value * units[i].bytes >= (*unit ? 1 : BYTES_MIN) && value * units[i].bytes < 1e18) {
 			*out = (uint64_t)(value * units[i].bytes);
 			return true;
 		}
@@ -118,7 +120,8 @@ int cmd_export(struct client *client, int argc, char **argv)
 		    STATUS_USAGE, "export: --precision: \"%s\": expected one of fp32, bf16, fp16", precision);
 	if (size && !parse_size(size, &o.max_shard_bytes))
 		return client_fail(STATUS_USAGE,
-		                   "export: --max-shard-size: \"%s\": expected a size such as 500MB or 5GB",
+		                   "export: --max-shard-size: \"%s\": expected a size with its unit, such as "
+		                   "500MB or 5GB",
 		                   size);
 	r = export_run(&o, &result, &err);
 	if (bar.shown)

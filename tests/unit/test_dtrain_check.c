@@ -100,6 +100,10 @@ static const struct {
     {"task=reward --set model.init=granite.json",
      "model.init: granite.json: transformers has no sequence classification of the family granite, ", true},
     {"model.init=scores.json", "model.init: scores.json is a reward model ", true},
+    {"data.path=empty.json", "data: empty.json: there are no examples in it\n", false},
+    {"data.path=list.json,empty.jsonl",
+     "data: list.json and the other files: there are no examples in them\n", false},
+    {"data.columns={\"promt\":\"a\"}", "data: columns: 'promt' is not known here; known are ", true},
     {"directory=/nowhere", "directory: /nowhere: No such file or directory\n", false},
     {"resources.max_restarts=-1", NULL, false},
 };
@@ -112,6 +116,9 @@ START_TEST(what_is_wrong_is_named)
 	const char *dir;
 
 	write_file("odd.json", "[{\"x\":1}]");
+	write_file("empty.json", "");
+	write_file("empty.jsonl", "");
+	write_file("list.json", "[]");
 	ck_assert_int_eq(mkfifo("pipe.txt", 0600), 0);
 	ck_assert_int_eq(mkdir("adapter", 0700), 0);
 	write_file("adapter/adapter_config.json", "{\"peft_type\": \"LORA\", \"r\": -1}");
@@ -392,14 +399,16 @@ START_TEST(an_export_is_refused_for_its_arguments)
 	} cases[] = {
 	    {"--precision fp8", "dtrain: export: --precision: \"fp8\": expected one of fp32, bf16, fp16\n"},
 #define SIZE(TEXT)                                                                                           \
-	{"--max-shard-size " TEXT,                                                                           \
-	 "dtrain: export: --max-shard-size: \"" TEXT "\": expected a size such as 500MB or 5GB\n"}
+	{"--max-shard-size " TEXT, "dtrain: export: --max-shard-size: \"" TEXT                               \
+	                           "\": expected a size with its unit, such as 500MB or 5GB\n"}
 	    SIZE("GB"),
 	    SIZE("x"),
 	    SIZE("5XB"),
 	    SIZE("-5GB"),
 	    SIZE("1.2.3MB"),
 	    SIZE("0"),
+	    SIZE("5"),
+	    SIZE("1048575"),
 	    SIZE("0.5"),
 	    SIZE("1e9"),
 	    SIZE("1000000TB"),
@@ -460,7 +469,8 @@ START_TEST(an_export_has_files_of_the_size)
 		bool one_file;
 	} cases[] = {
 	    {"", true},
-	    {"--max-shard-size 2000", true},
+	    {"--max-shard-size 1048576", true},
+	    {"--max-shard-size 2000B", true},
 	    {"--max-shard-size 2KB", true},
 	    {"--max-shard-size 0.002mb", true},
 	    {"--max-shard-size 0.000002GB", true},
@@ -709,6 +719,25 @@ START_TEST(what_is_said_once)
 }
 END_TEST
 
+/* What the log of the run would warn of. */
+START_TEST(warnings_are_given_before_the_run)
+{
+	_cleanup_(call_release) struct call plain = fixture_call(cmd_check, "check good.conf"),
+	                                    call = fixture_call(
+	                                        cmd_check,
+	                                        "check -s data.max_length=9000 -s train.max_steps=2 "
+	                                        "-s train.warmup_steps=3 good.conf");
+
+	ck_assert_ptr_null(strstr(plain.output, "warning"));
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_ptr_nonnull(strstr(call.output, "warning     data.max_length is 9000, but the model's "
+	                                          "max_position_embeddings is "));
+	ck_assert_ptr_nonnull(
+	    strstr(call.output, "warning     train.warmup_steps is 3, but the run has 2 steps: the learning "
+	                        "rate never reaches its highest value\n"));
+}
+END_TEST
+
 /* The run, and nothing else, as it would be submitted. */
 START_TEST(a_run_is_shown_as_json)
 {
@@ -750,6 +779,7 @@ int main(void)
 	tcase_add_test(tc, an_export_has_files_of_the_size);
 	tcase_add_test(tc, an_adapter_is_checked_with_its_model);
 	tcase_add_loop_test(tc, a_run_is_looked_at, 0, ARRAY_SIZE(looks));
+	tcase_add_test(tc, warnings_are_given_before_the_run);
 	tcase_add_test(tc, a_run_is_shown_as_json);
 	tcase_add_test(tc, an_adapter_that_does_not_fit_is_not_submitted);
 	tcase_add_test(tc, an_adapter_is_merged);

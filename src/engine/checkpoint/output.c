@@ -72,7 +72,8 @@ static int check_existing(const struct output *o, const char *const *inputs, siz
 	if (S_ISDIR(st.st_mode) && is_empty(o->path))
 		return 0;
 	if (!o->replace)
-		return error_set(err, -EEXIST, "%s exists already", o->path);
+		return error_set(err, -EEXIST,
+		                 "%s exists already; choose another directory, or give --overwrite", o->path);
 	if (!S_ISDIR(st.st_mode) ||
 	    (!file_exists_in(o->path, "config.json") && !file_exists_in(o->path, "adapter_config.json")))
 		return error_set(err, -EEXIST, "%s is not replaced: it is not the directory of a model",
