@@ -87,6 +87,8 @@ static int refuse(const struct usage *u, const struct option *table, int c, cons
 		client_fail(0, "%s: --socket needs a value: PATH", u->command);
 	else if (c == ':' && spec)
 		client_fail(0, "%s: --%s needs a value: %s", u->command, spec->name, spec->value);
+	else if (optopt == 'h' && str_starts(word, "--help="))
+		client_fail(0, "%s: --help takes no value", u->command);
 	else if (optopt && spec)
 		client_fail(0, "%s: --%s takes no value", u->command, spec->name);
 	else if (optopt && optopt < FIRST_VALUE && !str_starts(word, "--"))

@@ -184,6 +184,25 @@ static int keep_run(struct run_list *runs, struct run_view *run)
 	return 0;
 }
 
+static bool is_state(const char *word)
+{
+	bool known = str_eq(word, "active") || str_eq(word, "all");
+
+	for (int i = 0; i < RUN_OTHER; i++)
+		known = known || str_eq(word, run_states[i]);
+	return known;
+}
+
+static int refuse_state(const char *word)
+{
+	_cleanup_strbuf_ struct strbuf known = {0};
+
+	for (int i = 0; i < RUN_OTHER; i++)
+		strbuf_addf(&known, "%s, ", run_states[i]);
+	return client_fail(STATUS_USAGE, "--state: \"%s\" is no state of a run; expected one of %sactive",
+	                   word, known.data ? known.data : "");
+}
+
 int cmd_runs(struct client *client, int argc, char **argv)
 {
 	bool all = false, active = false, json = false, local = false;
@@ -214,6 +233,8 @@ int cmd_runs(struct client *client, int argc, char **argv)
 		           ? client_fail(STATUS_USAGE,
 		                         "--local goes with --json alone: what has ended is not listed")
 		           : local_list_runs(client, json);
+	if (state && !is_state(state))
+		return refuse_state(state);
 	wanted = http_escape(state ? state : active ? "active" : "all");
 	while (more) {
 		_cleanup_strbuf_ struct strbuf target = {0};

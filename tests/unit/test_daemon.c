@@ -256,6 +256,24 @@ static bool says(const struct daemon_fixture *f, const struct person *who, const
 	return there;
 }
 
+/* The logs of an attempt that a run has not had: the newest one is named. */
+START_TEST(an_attempt_that_a_run_has_not_had_is_named)
+{
+	struct raw_request q = {.method = "GET", .target = "/v1/runs/1/logs?attempt=9"};
+	struct raw_answer a;
+	struct daemon_fixture f;
+
+	daemon_fixture_start(&f, NULL);
+	ck_assert_int_eq(daemon_submit(&f, NULL, "echo out", 1, 1), 1);
+	daemon_await(&f, 1, "succeeded");
+	a = daemon_ask(&f, NULL, &q);
+	ck_assert_int_eq(a.status, 404);
+	ck_assert_msg(strstr(a.body, "run 1 has no attempt 9: the newest is 1"), "%s", a.body);
+	free(a.body);
+	daemon_fixture_teardown(&f);
+}
+END_TEST
+
 /* No list shows the command of a run, its variables, or the last lines of its log. */
 START_TEST(what_a_run_says_is_for_its_owner)
 {
@@ -801,6 +819,7 @@ int main(void)
 	tcase_add_test(c, each_route_is_asked);
 	tcase_add_test(c, each_route_answers_those_who_may);
 	tcase_add_test(c, what_a_run_says_is_for_its_owner);
+	tcase_add_test(c, an_attempt_that_a_run_has_not_had_is_named);
 	tcase_add_test(c, runs_are_listed_and_ended_on_their_node);
 	tcase_add_test(c, a_restart_finds_runs_again);
 	tcase_add_test(c, a_drained_node_starts_nothing);

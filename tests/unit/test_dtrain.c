@@ -673,6 +673,10 @@ START_TEST(the_program_finds_its_command)
 	    {"help", 0, "Usage: dtrain COMMAND "},
 	    {"help runs", 0, "Usage: dtrain runs "},
 	    {"runs --help", 0, "Usage: dtrain runs "},
+	    {"runs --help=x", STATUS_USAGE, "dtrain: runs: --help takes no value\n"},
+	    {"runs --state bogus", STATUS_USAGE,
+	     "dtrain: --state: \"bogus\" is no state of a run; expected one of queued, starting, running, "
+	     "stopping, succeeded, failed, cancelled, "},
 	    {"help nix", STATUS_USAGE, "dtrain: no command \"nix\"; \"dtrain --help\" lists them\n"},
 	    {"rnus", STATUS_USAGE, "dtrain: no command \"rnus\"; did you mean runs?\n"},
 	    {"--version", 0, "dtrain " DTRAIN_VERSION "\n"},

@@ -74,6 +74,7 @@ static const struct {
     {"submit -s train.schedule=c", "train.schedule=cosine\t\ntrain.schedule=constant\t\n"},
     {"submit --set=data.packing=t", "--set=data.packing=true\t\n"},
     {"check -s data.template=llama2_", "data.template=llama2_zh\t\n"},
+    {"submit --kind ", "gpu\t\ncpu\t\n"},
     {"submit -s tas", "task=\twhat to do\n"},
     {"submit -s task=p", "task=pretrain\t\n"},
     {"submit -s=task=p", ""},

@@ -425,6 +425,11 @@ static void serve_logs(struct daemon *d, struct http_request *r, const struct ru
 			                 (long long)run->id, n - 1);
 		return;
 	}
+	if (q.attempt > run->attempt) {
+		http_reply_error(r, 404, "no-such-log", "run %lld has no attempt %lld: the newest is %lld",
+		                 (long long)run->id, (long long)q.attempt, (long long)run->attempt);
+		return;
+	}
 	if (q.rank < 0) {
 		for (size_t i = 0; i < n; i++)
 			places[i] = find_place(d, &run->ranks[i]);
