@@ -17,6 +17,7 @@
 #include "base/backoff.h"
 #include "base/boot_id.h"
 #include "base/hash.h"
+#include "base/hub_name.h"
 #include "base/json.h"
 #include "base/lease_file.h"
 #include "base/log.h"
@@ -24,6 +25,17 @@
 #include "base/socket.h"
 #include "base/str.h"
 #include "base/thread.h"
+
+START_TEST(names_of_hubs_are_told_from_paths)
+{
+	static const char *const no[] = {"",      "model", "/model", "model/", "./a/b", "../model",
+	                                 "a/b/c", "~/m",   "/a/b/c", "./m",    "a//b",  "a/config.json"};
+
+	ck_assert(is_hub_name("meta-llama/Llama-3.2-1B"));
+	for (size_t i = 0; i < ARRAY_SIZE(no); i++)
+		ck_assert_msg(!is_hub_name(no[i]), "%s", no[i]);
+}
+END_TEST
 
 START_TEST(strbuf_grows_and_formats)
 {
@@ -790,6 +802,7 @@ int main(void)
 	Suite *s = suite_create("base");
 	TCase *t = tcase_create("base");
 
+	tcase_add_test(t, names_of_hubs_are_told_from_paths);
 	tcase_add_test(t, strbuf_grows_and_formats);
 	tcase_add_test(t, strings_are_replaced);
 	tcase_add_test(t, names_of_hosts_are_the_same_in_upper_and_lower_case);

@@ -291,6 +291,12 @@ static const struct {
      .model = "none",
      .code = -ENOENT,
      .message = "model %s/none: No such file or directory"},
+    {.program = "true",
+     .model = "meta-llama/Llama-3.2-1B",
+     .code = -ENOENT,
+     .message =
+         "model %s/meta-llama/Llama-3.2-1B: No such file or directory, and nothing is fetched from hubs "
+         "here; download the model and name its directory"},
     {.program = "true", .output_dir = "bin/a/b"},
     {.program = "true", .output_dir = "/nowhere"},
     {.program = "true",

@@ -11,6 +11,7 @@
 #include "base/cleanup.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/hub_name.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/model/config_values.h"
@@ -433,15 +434,6 @@ int model_config_parse(const char *text, size_t len, const char *where, struct m
 	return 0;
 }
 
-/* "meta-llama/Llama-3.2-1B" */
-static bool is_hub_name(const char *path)
-{
-	const char *slash = strchr(path, '/');
-
-	return slash && slash > path && slash[1] && !strchr(slash + 1, '/') && !strchr(".~", *path) &&
-	       !str_ends(path, ".json");
-}
-
 /* The reason why `file` cannot be read, where it is one that many meet first: a model that was named as on a
  * hub, and an adapter in place of a model. 0: another one. */
 static int explain_missing(const char *file, struct error *err)
@@ -453,10 +445,7 @@ static int explain_missing(const char *file, struct error *err)
 	if (!directory)
 		return error_oom(err);
 	if (is_hub_name(directory) && !file_exists(directory))
-		return error_set(err, -ENOENT,
-		                 "%s: No such file or directory, and nothing is fetched from hubs here; "
-		                 "download the model and name its directory",
-		                 directory);
+		return error_set(err, -ENOENT, "%s: No such file or directory, and " HUB_HINT, directory);
 	if (file_exists_in(directory, "adapter_config.json") && !file_exists_in(directory, config + 1))
 		return error_set(err, -EINVAL,
 		                 "%s is an adapter, not a model; name the model that it belongs to, and the "

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/hub_name.h"
 #include "base/json.h"
 #include "base/socket.h"
 #include "base/str.h"
@@ -246,7 +247,9 @@ static int check_as_user(const struct check *p, struct error *err)
 
 		step("model %s", path ? path : p->model);
 		r = path ? may(path, R_OK) : -ENOMEM;
-		if (r < 0)
+		if (r == -ENOENT && is_hub_name(p->model))
+			error_set(err, r, "model %s: No such file or directory, and " HUB_HINT, path);
+		else if (r < 0)
 			error_errno(err, r, "model %s", path ? path : p->model);
 	}
 	if (r == 0 && p->output_dir)
