@@ -188,7 +188,7 @@ static bool is_state(const char *word)
 {
 	bool known = str_eq(word, "active") || str_eq(word, "all");
 
-	for (int i = 0; i < RUN_OTHER; i++)
+	for (int i = 0; run_states[i]; i++)
 		known = known || str_eq(word, run_states[i]);
 	return known;
 }
@@ -197,7 +197,7 @@ static int refuse_state(const char *word)
 {
 	_cleanup_strbuf_ struct strbuf known = {0};
 
-	for (int i = 0; i < RUN_OTHER; i++)
+	for (int i = 0; run_states[i]; i++)
 		strbuf_addf(&known, "%s, ", run_states[i]);
 	return client_fail(STATUS_USAGE, "--state: \"%s\" is no state of a run; expected one of %sactive",
 	                   word, known.data ? known.data : "");

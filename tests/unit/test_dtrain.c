@@ -676,7 +676,7 @@ START_TEST(the_program_finds_its_command)
 	    {"runs --help=x", STATUS_USAGE, "dtrain: runs: --help takes no value\n"},
 	    {"runs --state bogus", STATUS_USAGE,
 	     "dtrain: --state: \"bogus\" is no state of a run; expected one of queued, starting, running, "
-	     "stopping, succeeded, failed, cancelled, "},
+	     "stopping, succeeded, failed, cancelled, timed-out, active\n"},
 	    {"help nix", STATUS_USAGE, "dtrain: no command \"nix\"; \"dtrain --help\" lists them\n"},
 	    {"rnus", STATUS_USAGE, "dtrain: no command \"rnus\"; did you mean runs?\n"},
 	    {"--version", 0, "dtrain " DTRAIN_VERSION "\n"},
