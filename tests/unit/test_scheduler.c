@@ -238,12 +238,13 @@ START_TEST(a_long_list_of_nodes_is_cut)
 	char names[NODES][8], host[] = "gpu9", *hosts[] = {host, NULL};
 	struct sched_node nodes[NODES] = {{0}};
 	struct sched_run r = {.nodes = 1, .working = 1, .per_node = 1, .hosts = hosts};
+	struct error err = ERROR_INIT;
 
 	for (size_t i = 0; i < NODES; i++) {
 		snprintf(names[i], sizeof(names[i]), "n%zu", i);
 		nodes[i].name = names[i];
 	}
-	ck_assert(!schedule_possible(nodes, NODES, &r));
+	ck_assert_int_eq(schedule_possible(nodes, NODES, &r, &err), -ENODEV);
 	ck_assert_msg(
 	    str_starts(r.reason,
 	               "asks for host gpu9, which is not in the cluster; its nodes are n0, n1, n2,"),
