@@ -104,3 +104,24 @@ const char *precision_describe(char *buf, size_t size, const struct precision *p
 		         p->slower == 1 ? " has" : "s have");
 	return buf;
 }
+
+const char *precision_warn_of_attention(char *buf, size_t size, const struct precision *p,
+                                        const struct device_sizing *sizing, int head_dim, bool capped)
+{
+	const char *scores = capped ? " and capped scores" : "";
+
+	if (device_sizing_attention(sizing, p->type, head_dim, capped) != DEVICE_ATTENTION_PLAIN)
+		return NULL;
+	if (device_sizing_attention(sizing, DTYPE_BF16, head_dim, capped) != DEVICE_ATTENTION_PLAIN)
+		snprintf(
+		    buf, size,
+		    "attention in fp32 does not use the tensor cores of this device; it is many times faster "
+		    "with train.precision = \"bf16\" or \"fp16\"");
+	else
+		snprintf(
+		    buf, size,
+		    "attention with heads of %d%s does not use the tensor cores of this device; it is many "
+		    "times faster in models with heads of %s, in bf16 and fp16",
+		    head_dim, scores, capped ? "128 or 256" : "64, 96, 128 or 256");
+	return buf;
+}

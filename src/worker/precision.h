@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "engine/comm/comm.h"
 #include "engine/device/device.h"
+#include "engine/device/sizes.h"
 
 enum precision_reason {
 	PRECISION_GIVEN,      /* the run file gives it */
@@ -33,3 +34,7 @@ int precision_choose(const char *wanted, const char *checkpoint, struct device *
                      struct precision *out, struct error *err);
 /* "bf16 (faster than fp32 on every rank)": for the log. Into buf, returned. */
 const char *precision_describe(char *buf, size_t size, const struct precision *p);
+/* Where the engine computes the model's attention without tensor cores: a warning that says what would be
+ * faster. Into buf, returned; NULL: there is nothing to warn of. */
+const char *precision_warn_of_attention(char *buf, size_t size, const struct precision *p,
+                                        const struct device_sizing *sizing, int head_dim, bool capped);

@@ -283,7 +283,8 @@ static int choose_precision(struct training *t, struct error *err)
 	const char *checkpoint = saver_resume_path(t->saver) ? saver_resume_state(t->saver)->precision : NULL;
 	struct device_sizing sizing;
 	int64_t memory;
-	char text[96];
+	const char *warning;
+	char text[256];
 	int r = precision_choose(t->c->train.precision, checkpoint, t->dev, t->comm, &t->precision, err);
 
 	if (r < 0)
@@ -309,6 +310,10 @@ static int choose_precision(struct training *t, struct error *err)
 	device_get_sizing(t->dev, &sizing, &memory);
 	if (training_first_rank(t) && t->precision.fp8 && sizing.engine == DEVICE_ENGINE_CPU)
 		printf("warning: fp8 is emulated on this device, slower than bf16\n");
+	warning = precision_warn_of_attention(text, sizeof(text), &t->precision, &sizing, t->model.head_dim,
+	                                      t->model.attention_cap > 0);
+	if (training_first_rank(t) && warning)
+		printf("warning: %s\n", warning);
 	return 0;
 }
 

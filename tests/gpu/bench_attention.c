@@ -22,32 +22,54 @@ struct shape {
 	const char *name;
 	int heads, kv_heads, head_dim, window;
 	int32_t tokens, lengths[12]; /* of documents, again and again until there are `tokens`; 0 ends them */
+	struct {
+		bool fp16;       /* rather than bf16 */
+		float cap;       /* of scores, 0: none */
+		int expected[2]; /* TFLOP/s of our own on an H200, predicted; 0: not */
+	} kind;
 };
+
+#define BF16                                                                                                 \
+	{                                                                                                    \
+		false, 0,                                                                                    \
+		{                                                                                            \
+			0                                                                                    \
+		}                                                                                            \
+	}
 
 #ifdef TEST_ENGINE_SIMT
 #define ROUNDS 1
 static const struct shape shapes[] = {
-    {"d=64 T=128", 2, 1, 64, 0, 256, {128}},
-    {"d=64 packed", 2, 1, 64, 0, 200, {37, 64, 99}},
-    {"d=128 window", 2, 2, 128, 33, 128, {128}},
+    {"d=64 T=128", 2, 1, 64, 0, 256, {128}, BF16},
+    {"d=64 packed", 2, 1, 64, 0, 200, {37, 64, 99}, BF16},
+    {"d=128 window", 2, 2, 128, 33, 128, {128}, BF16},
+    {"d=64 fp16", 2, 1, 64, 0, 128, {128}, {true, 0, {1, 1}}},
+    {"d=256 capped", 2, 1, 256, 0, 128, {37, 64}, {false, 50, {0}}},
 };
 #else
 #define ROUNDS 10
 static const struct shape shapes[] = {
-    {"d=64 T=1024", 32, 8, 64, 0, 16384, {1024}},
-    {"d=64 T=4096", 32, 8, 64, 0, 16384, {4096}},
-    {"d=64 T=8192", 32, 8, 64, 0, 16384, {8192}},
-    {"d=128 T=1024", 32, 8, 128, 0, 16384, {1024}},
-    {"d=128 T=4096", 32, 8, 128, 0, 16384, {4096}},
-    {"d=128 T=8192", 32, 8, 128, 0, 16384, {8192}},
-    {"d=128 T=4096 x1", 32, 8, 128, 0, 4096, {4096}},
-    {"d=128 T=8192 x1", 32, 8, 128, 0, 8192, {8192}},
-    {"d=64 packed x1", 32, 8, 64, 0, 8192, {900, 4096, 1700, 700, 796}},
-    {"d=96 T=4096", 32, 32, 96, 0, 8192, {4096}},
-    {"d=128 T=8192 w=1024", 32, 8, 128, 1024, 16384, {8192}},
-    {"d=64 packed long", 32, 8, 64, 0, 16384, {900, 4096, 1700, 700, 2600, 1301, 3000, 2087}},
-    {"d=64 packed short", 32, 8, 64, 0, 16384, {90, 410, 170, 70, 1260, 131, 300, 208, 512, 37}},
-    {"d=128 packed long", 32, 8, 128, 0, 16384, {900, 4096, 1700, 700, 2600, 1301, 3000, 2087}},
+    {"d=64 T=1024", 32, 8, 64, 0, 16384, {1024}, BF16},
+    {"d=64 T=4096", 32, 8, 64, 0, 16384, {4096}, BF16},
+    {"d=64 T=8192", 32, 8, 64, 0, 16384, {8192}, BF16},
+    {"d=128 T=1024", 32, 8, 128, 0, 16384, {1024}, BF16},
+    {"d=128 T=4096", 32, 8, 128, 0, 16384, {4096}, BF16},
+    {"d=128 T=8192", 32, 8, 128, 0, 16384, {8192}, BF16},
+    {"d=128 T=4096 x1", 32, 8, 128, 0, 4096, {4096}, BF16},
+    {"d=128 T=8192 x1", 32, 8, 128, 0, 8192, {8192}, BF16},
+    {"d=64 packed x1", 32, 8, 64, 0, 8192, {900, 4096, 1700, 700, 796}, BF16},
+    {"d=96 T=4096", 32, 32, 96, 0, 8192, {4096}, BF16},
+    {"d=128 T=8192 w=1024", 32, 8, 128, 1024, 16384, {8192}, BF16},
+    {"d=64 packed long", 32, 8, 64, 0, 16384, {900, 4096, 1700, 700, 2600, 1301, 3000, 2087}, BF16},
+    {"d=64 packed short", 32, 8, 64, 0, 16384, {90, 410, 170, 70, 1260, 131, 300, 208, 512, 37}, BF16},
+    {"d=128 packed long", 32, 8, 128, 0, 16384, {900, 4096, 1700, 700, 2600, 1301, 3000, 2087}, BF16},
+    {"d=64 T=4096 fp16", 32, 8, 64, 0, 8192, {4096}, {true, 0, {270, 150}}},
+    {"d=128 T=4096 fp16", 32, 8, 128, 0, 8192, {4096}, {true, 0, {280, 180}}},
+    {"d=128 T=4096 capped", 32, 8, 128, 0, 8192, {4096}, {false, 50, {150, 130}}},
+    {"d=256 T=4096", 8, 4, 256, 0, 8192, {4096}, {false, 0, {200, 110}}},
+    {"d=256 T=4096 fp16", 8, 4, 256, 0, 8192, {4096}, {true, 0, {200, 110}}},
+    {"d=256 T=4096 capped", 8, 4, 256, 0, 8192, {4096}, {false, 50, {160, 95}}},
+    {"d=256 w=1024 fp16 capped", 8, 4, 256, 1024, 8192, {8192}, {true, 50, {140, 85}}},
 };
 #endif
 
@@ -102,12 +124,18 @@ static void *noise(struct bench *b, int64_t n, uint64_t state)
 			state = state * 6364136223846793005ull + 1442695040888963407ull;
 			sum += (double)(state >> 40) / (1 << 24) - 0.5;
 		}
-		host[i] = bf16_from_float((float)(sum * 1.7));
+		host[i] = b->s->kind.fp16 ? f16_from_float((float)(sum * 1.7))
+		                          : bf16_from_float((float)(sum * 1.7));
 	}
 	if (device_write(b->dev[OWN], p, host, (size_t)n * 2, &err) < 0 ||
 	    device_synchronize(b->dev[OWN], &err) < 0)
 		stop(&err);
 	return p;
+}
+
+static enum dtype type_of(const struct shape *s)
+{
+	return s->kind.fp16 ? DTYPE_F16 : DTYPE_BF16;
 }
 
 static double seen(int64_t rows, int64_t window)
@@ -168,7 +196,8 @@ static void prepare(struct bench *b)
 	                                 .ld_k = b->ld,
 	                                 .ld_v = b->ld,
 	                                 .ld_o = b->ld_o,
-	                                 .type = DTYPE_BF16};
+	                                 .cap = s->kind.cap,
+	                                 .type = type_of(s)};
 }
 
 static void release(struct bench *b)
@@ -229,15 +258,16 @@ static uint16_t *fetch(struct bench *b, int side, int pass)
 }
 
 /* The largest difference of two elements, relative to their size and to the root of the mean square. */
-static double difference(const uint16_t *x, const uint16_t *y, int64_t n)
+static double difference(const struct bench *b, const uint16_t *x, const uint16_t *y, int64_t n)
 {
+	float (*wide)(uint16_t) = b->s->kind.fp16 ? f16_to_float : bf16_to_float;
 	double most = 0, square = 0;
 
 	for (int64_t i = 0; i < n; i++)
-		square += pow(bf16_to_float(x[i]), 2);
+		square += pow(wide(x[i]), 2);
 	square = sqrt(square / (double)n) + 1e-30;
 	for (int64_t i = 0; i < n; i++) {
-		double a = bf16_to_float(x[i]), c = bf16_to_float(y[i]), d = fabs(a - c) / (fabs(a) + square);
+		double a = wide(x[i]), c = wide(y[i]), d = fabs(a - c) / (fabs(a) + square);
 
 		if (!(d <= most)) /* a NaN, too */
 			most = d;
@@ -254,17 +284,18 @@ static bool has_hopper(const struct bench *b, enum device_attention_pass pass)
 	                                       .kv_heads = s->kv_heads,
 	                                       .head_dim = s->head_dim,
 	                                       .window = s->window,
-	                                       .type = DTYPE_BF16,
+	                                       .type = type_of(s),
 	                                       .pass = pass};
 
-	return device_attention_has_hopper(b->dev[HOPPER], &shape);
+	return s->kind.cap <= 0 && device_attention_has_hopper(b->dev[HOPPER], &shape);
 }
 
 static void bench_pass(struct bench *b, int pass, struct tally *t)
 {
 	int64_t n = b->a.tokens * (pass == FORWARD ? b->ld_o : b->ld);
 	double flops = 4.0 * b->a.head_dim * b->a.heads * b->pairs * (pass == FORWARD ? 1 : 2.5);
-	bool taken = attention_cudnn_takes(b->dev[CUDNN], &b->a, pass == BACKWARD), is_auto, same = true;
+	bool taken = b->s->kind.cap <= 0 && attention_cudnn_takes(b->dev[CUDNN], &b->a, pass == BACKWARD),
+	     is_auto, same = true;
 	const bool takes[SIDES] = {true, taken, has_hopper(b, (enum device_attention_pass)pass)};
 	double seconds[SIDES] = {0}, apart = 0, hopper_apart = 0;
 	uint16_t *result[SIDES] = {NULL};
@@ -285,11 +316,11 @@ static void bench_pass(struct bench *b, int pass, struct tally *t)
 		}
 	}
 	if (taken)
-		apart = difference(result[OWN], result[CUDNN], n);
+		apart = difference(b, result[OWN], result[CUDNN], n);
 	else
 		run(b, CUDNN, pass); /* what the backward then needs */
 	if (takes[HOPPER])
-		hopper_apart = difference(result[OWN], result[HOPPER], n);
+		hopper_apart = difference(b, result[OWN], result[HOPPER], n);
 	is_auto = taken && attention_cudnn_by_auto(b->dev[CUDNN], &b->a);
 	t->passes += taken;
 	t->right += taken && is_auto == (seconds[CUDNN] < seconds[OWN]);
@@ -298,6 +329,8 @@ static void bench_pass(struct bench *b, int pass, struct tally *t)
 	t->unsteady += !same;
 	t->worst = fmax(t->worst, fmax(apart, hopper_apart));
 	printf("%-20s %-8s own %6.1f TFLOP/s", b->s->name, pass_names[pass], flops / seconds[OWN] * 1e-12);
+	if (b->s->kind.expected[pass])
+		printf(" (%d predicted for an H200)", b->s->kind.expected[pass]);
 	if (taken)
 		printf(", cuDNN %6.1f, auto takes %s, apart %.3f", flops / seconds[CUDNN] * 1e-12,
 		       is_auto ? "cuDNN" : "our own", apart);
@@ -364,7 +397,8 @@ int main(int argc, char **argv)
 		                             .heads = s->heads,
 		                             .kv_heads = s->kv_heads,
 		                             .head_dim = s->head_dim,
-		                             .type = DTYPE_BF16};
+		                             .capped = s->kind.cap > 0,
+		                             .type = type_of(s)};
 		struct bench b = {.again = again, .dev = {dev[OWN], dev[CUDNN], dev[HOPPER]}, .s = s};
 
 		if (strncmp(s->name, only, strlen(only)) != 0)

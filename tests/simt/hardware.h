@@ -82,9 +82,9 @@ static inline float exact_product(float a, float b)
 	return a * b;
 }
 
-static inline uint32_t pack_bf16(float low, float high)
+template <typename T> static inline uint32_t pack_pair(float low, float high)
 {
-	return (uint32_t)bf16_from_float(low) | (uint32_t)bf16_from_float(high) << 16;
+	return (uint32_t)from_float<T>(low).bits | (uint32_t)from_float<T>(high).bits << 16;
 }
 
 template <enum fp8_format FORMAT> inline uint32_t pack_fp8(float a, float b, float c, float d)
@@ -193,12 +193,12 @@ static inline void load_matrices_transposed(uint32_t (&r)[4], const void *row)
 	load_matrices_(r, row, true);
 }
 
-static inline float half_of(uint32_t pair, int which)
+template <typename T> static inline float half_of(uint32_t pair, int which)
 {
-	return bf16_to_float((uint16_t)(which ? pair >> 16 : pair));
+	return to_float(T{(uint16_t)(which ? pair >> 16 : pair)});
 }
 
-static inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+template <typename T> static inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
 	uint32_t b[2] = {b0, b1}, as[32][4], bs[32][2];
 	int lane = (int)(threadIdx.x % 32), g = lane / 4, t = lane % 4;
@@ -216,8 +216,8 @@ static inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint3
 		for (int k = 0; k < 16; k++) {
 			int pair = k % 8 / 2, half = k / 8;
 
-			sum += half_of(as[4 * g + pair][high + 2 * half], k & 1) *
-			       half_of(bs[4 * col + pair][half], k & 1);
+			sum += half_of<T>(as[4 * g + pair][high + 2 * half], k & 1) *
+			       half_of<T>(bs[4 * col + pair][half], k & 1);
 		}
 		c[i] += sum;
 	}

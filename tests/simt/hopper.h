@@ -113,8 +113,3 @@ static inline void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, 
 	simt::product_begin({N, std::is_same<T, f16>::value, false, TRANSPOSE_B, accumulate, true, 0, b}, d,
 	                    a);
 }
-
-template <typename T> static inline uint32_t pack_pair(float low, float high)
-{
-	return (uint32_t)from_float<T>(low).bits | (uint32_t)from_float<T>(high).bits << 16;
-}

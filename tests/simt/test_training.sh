@@ -8,7 +8,7 @@ simt=$(readlink -f "${DTRAIN_BUILD:-.}")/tests/simt/dtrain-worker-simt
 cpu=$worker
 export SIMT_PROTECT=1 # neither may the host touch the emulated GPU's memory, nor its kernels the host's
 
-# compare NAME PRECISION HEAD-DIM TOLERANCE [TRAIN [GROUPS]]; the tensor-core kernels are used for heads of 64 in bf16
+# compare NAME PRECISION HEAD-DIM TOLERANCE [TRAIN [GROUPS]]; the tensor-core kernels are used for heads of 64 in bf16 and fp16
 compare() {
 	cp -r "$src/tests/engine/bytes" "$tmp/$1"
 	chmod -R u+w "$tmp/$1"
@@ -32,11 +32,21 @@ compare() {
 	done
 }
 compare fp32 fp32 16 2e-5
+grep -q '^warning: attention with heads of 16 does not use the tensor cores' "$tmp/simt.log" || fail "no warning of slow attention: $(cat "$tmp/simt.log")"
+! grep -q '^warning: attention' "$tmp/cpu.log" || fail "a warning of attention on a processor: $(cat "$tmp/cpu.log")"
 compare bf16 bf16 16 1e-2
 compare biases bf16 16 1e-2
 compare none bf16 16 1e-2 ', "master": "none"'
 compare gradients bf16 16 1e-2 ', "gradient_type": "bf16"'
 compare tiles bf16 64 1e-2
+! grep -q '^warning: attention' "$tmp/simt.log" || fail "a warning of attention on tensor cores: $(cat "$tmp/simt.log")"
+compare half fp16 64 5e-4
+! grep -q '^warning: attention' "$tmp/simt.log" || fail "a warning of attention in fp16: $(cat "$tmp/simt.log")"
+json slow "$tmp/slow" '"max_steps": 1, "precision": "fp32"'
+sed -i "s|$src/tests/engine/bytes|$tmp/tiles|" "$tmp/slow.json"
+worker=$simt
+run slow || { cat "$tmp/slow.log"; fail "fp32 with heads of 64"; }
+grep -q '^warning: attention in fp32 .* train.precision = "bf16"' "$tmp/slow.log" || fail "no warning of fp32: $(cat "$tmp/slow.log")"
 compare cudnn bf16 64 1e-2 ', "attention": "cudnn"' # the stand-in for it
 grep -q 'attention: cuDNN' "$tmp/simt.log" || fail "whose attention: $(head -1 "$tmp/simt.log")"
 # A code of fp8 is rounded otherwise where the number before it is.

@@ -123,12 +123,15 @@ static struct hardware round_hardware(void)
 	                         .memory = (int64_t)1 << 36,
 	                         .fp32 = 1e12,
 	                         .bf16 = 1e14,
+	                         .fp16 = 1e14,
 	                         .bandwidth = 1e12,
 	                         .intra = 1e11,
 	                         .inter = 1e10,
 	                         .gemm = 0.5,
 	                         .attention_forward = 0.5,
 	                         .attention_backward = 0.25,
+	                         .portable_forward = 0.2,
+	                         .portable_backward = 0.1,
 	                         .stream = 1,
 	                         .link = 1};
 }
@@ -399,6 +402,51 @@ START_TEST(capped_scores_need_no_cudnn)
 	ck_assert_uint_gt(device_sizing_scratch(&with, &shapes), device_sizing_scratch(&without, &shapes));
 	shapes.capped = true;
 	ck_assert_uint_eq(device_sizing_scratch(&with, &shapes), device_sizing_scratch(&without, &shapes));
+	shapes.capped = false;
+	shapes.type = DTYPE_F16;
+	ck_assert_uint_eq(device_sizing_scratch(&with, &shapes), device_sizing_scratch(&without, &shapes));
+}
+END_TEST
+
+/* Attention on a GPU, by the kernels that there are for it: shares of 1e14, or of 1e12 in fp32. */
+static const struct {
+	enum dtype type;
+	int head_dim;
+	double cap, forward, backward;
+} attentions[] = {
+    {DTYPE_BF16, 64, 0, 5e13, 2.5e13},  {DTYPE_F16, 64, 0, 2e13, 1e13},     {DTYPE_F16, 128, 50, 2e13, 1e13},
+    {DTYPE_BF16, 128, 50, 2e13, 1e13},  {DTYPE_BF16, 64, 50, 1e11, 0.7e11}, {DTYPE_F16, 32, 0, 1e11, 0.7e11},
+    {DTYPE_BF16, 512, 0, 1e11, 0.7e11}, {DTYPE_BF16, 256, 0, 1.4e13, 6e12},
+};
+
+START_TEST(attention_by_its_kernels)
+{
+	struct hardware_set where = {round_hardware(), 1, 1};
+	struct train_options o;
+	struct model_config c;
+	struct estimate fast, e;
+	struct error err = ERROR_INIT;
+	double operations;
+
+	llama(LLAMA_8B, &c);
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	o.micro_batch = 1;
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 4096, &where}, &fast, &err), &err);
+	c.heads = 4096 / attentions[_i].head_dim;
+	c.kv_heads = c.heads / 4;
+	c.head_dim = attentions[_i].head_dim;
+	c.attention_cap = attentions[_i].cap;
+	o.precision = attentions[_i].type;
+	ck_ok(estimate_run(&(struct estimate_input){&c, &o, 4096, &where}, &e, &err), &err);
+	/* Two products, and five, of half of 4096² scores of 4096 elements in all, in 32 blocks. */
+	operations = 32 * 2.0 * 4096 * 4096 * 4096;
+	ck_assert_double_eq_tol(e.cost.forward - fast.cost.forward,
+	                        operations / attentions[_i].forward - operations / 5e13,
+	                        1e-6 * fast.cost.forward);
+	ck_assert_double_eq_tol(e.cost.backward - fast.cost.backward,
+	                        2.5 * (operations / attentions[_i].backward - operations / 2.5e13),
+	                        1e-6 * fast.cost.backward);
 }
 END_TEST
 
@@ -878,6 +926,7 @@ int main(void)
 	tcase_add_test(tc, outputs_that_nothing_reads_cost_nothing);
 	tcase_add_test(tc, a_head_of_scores_takes_little);
 	tcase_add_test(tc, capped_scores_need_no_cudnn);
+	tcase_add_loop_test(tc, attention_by_its_kernels, 0, ARRAY_SIZE(attentions));
 	tcase_add_loop_test(tc, large_models_take_no_time, 0, ARRAY_SIZE(sizes));
 	suite_add_tcase(s, tc);
 	return unit_run(s);

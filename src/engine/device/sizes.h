@@ -29,6 +29,15 @@ size_t device_sizing_logits(enum device_engine engine); /* device_logits_bytes *
  * take, a sum of the queries' gradients in fp32. */
 size_t device_sizing_scratch(const struct device_sizing *s, const struct device_shapes *shapes);
 
+/* Which kernels compute attention. */
+enum device_attention_kernels {
+	DEVICE_ATTENTION_FAST,     /* the fastest that the engine has, of a library, too */
+	DEVICE_ATTENTION_PORTABLE, /* CUDA: its own for any GPU's tensor cores */
+	DEVICE_ATTENTION_PLAIN     /* CUDA: its own in fp32 arithmetic, which is tens of times slower */
+};
+enum device_attention_kernels device_sizing_attention(const struct device_sizing *s, enum dtype type,
+                                                      int head_dim, bool capped);
+
 /* What the engine's libraries keep of the products of a run, beyond the scratch. accumulates: gradients are
  * added to by further micro-steps. */
 size_t device_sizing_packing(const struct device_sizing *s, const struct device_shapes *shapes,
@@ -54,3 +63,4 @@ size_t cpu_packing_bytes(const struct device_shapes *s, bool accumulates, int th
 /* cuda/sizes.c; without cuDNN's. */
 size_t cuda_logits_bytes(void);
 size_t cuda_scratch_bytes(const struct device_shapes *s);
+enum device_attention_kernels cuda_attention_kernels(enum dtype type, int head_dim, bool capped);

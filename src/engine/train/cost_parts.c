@@ -77,16 +77,53 @@ static double quantize_seconds(const struct hardware *h, const struct train_opti
 	              : 0;
 }
 
+/* Shares of the peak in fp32 that the plain kernels of attention reach at most. For each product of a score
+ * they read two numbers from shared memory, for each of an output 1.25, of which a multiprocessor delivers a
+ * quarter of what it multiplies: in the forward pass 4 · 1.6 times as long as the products take. Loading and
+ * widening of the tiles takes half as long again. The backward pass computes seven products for five. */
+#define PLAIN_FORWARD  0.1
+#define PLAIN_BACKWARD 0.07
+/* Of the speed of the portable kernels with heads of 128, that with heads of 256, predicted: a warp has half
+ * as many rows, so that each number is read from shared memory twice as often, and the backward pass computes
+ * eight products for seven. */
+#define WIDE_FORWARD  0.7
+#define WIDE_BACKWARD 0.6
+
+/* Operations a second. Of what was measured on a GPU, fp32 is the plain kernels' and fp16 the portable ones';
+ * those have heads of 128, since the other size that is measured has plain kernels. */
+static double attention_rate(const struct hardware *h, const struct model_config *c, enum dtype type,
+                             double row, bool backward)
+{
+	enum device_attention_kernels kernels =
+	    device_sizing_attention(&h->sizing, type, c->head_dim, c->attention_cap > 0);
+	bool plain = kernels == DEVICE_ATTENTION_PLAIN, portable = kernels == DEVICE_ATTENTION_PORTABLE;
+	double measured_width =
+	    h->sizing.engine == DEVICE_ENGINE_CPU || plain ? c->head_dim : rate_widths[RATE_WIDTHS - 1];
+	double share = backward ? h->attention_backward : h->attention_forward,
+	       of_portable = backward ? h->portable_backward : h->portable_forward,
+	       wide = !portable || c->head_dim <= 128 ? 1
+	              : backward                      ? WIDE_BACKWARD
+	                                              : WIDE_FORWARD,
+	       rate;
+
+	rate = h->rates ? rates_attention(h->rates, h->slots, h->sizing.threads,
+	                                  plain      ? DTYPE_F32
+	                                  : portable ? DTYPE_F16
+	                                             : type,
+	                                  backward, row, measured_width)
+	                : 0;
+	if (rate > 0)
+		return rate * wide;
+	if (plain)
+		return hardware_peak(h, DTYPE_F32) * (backward ? PLAIN_BACKWARD : PLAIN_FORWARD);
+	return hardware_peak(h, type) * (portable && of_portable > 0 ? of_portable : share) * wide;
+}
+
 static double attention(const struct hardware *h, const struct model_config *c, enum dtype type, double rows,
                         double row, bool backward)
 {
-	double share = backward ? h->attention_backward : h->attention_forward, sum = 0;
-	double rate = h->rates ? rates_attention(h->rates, h->slots, h->sizing.threads, type, backward, row,
-	                                         c->head_dim)
-	                       : 0;
+	double rate = attention_rate(h, c, type, row, backward), sum = 0;
 
-	if (rate <= 0)
-		rate = hardware_peak(h, type) * share;
 	/* Q·K and P·V; the backward pass has five such products. */
 	for (int l = 0; l < c->layers; l++) {
 		double window = model_config_window(c, l);

@@ -23,7 +23,9 @@
  * PCIe's rate in one direction, and one network adapter a device (400 Gb/s for H100 and newer, 200 Gb/s for
  * A100 and L40S, 100 Gb/s for the others). The shares that are reached are published ones: products on H100
  * 620 to 680 TFLOP/s of 989 for long under its power limit, on A100 255 of 312; attention by cuDNN on H100
- * and H200 591 and 474 TFLOP/s forward and backward; NCCL's bus bandwidth about 0.8 of a link.
+ * and H200 591 and 474 TFLOP/s forward and backward; NCCL's bus bandwidth about 0.8 of a link. The portable
+ * kernels of attention were measured on an H200 (tests/bench/RESULTS.md); on a B200 a multiprocessor is taken
+ * to be as fast with them.
  *
  * A communicator of NCCL takes memory at its first collectives: some 9 MiB for the connections of each
  * channel of its rings, of which there are 16 to 24 (32 on B200), and, where the switches of NVLink sum
@@ -38,13 +40,16 @@
 static const struct hardware table[] = {
     {GPU("H100-80GB", "H100", true, 512), .memory = 81000 * MIB, .shown = 81559 * MIB, .fp32 = 66.9e12,
      .bf16 = 989.4e12, .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 3.35e12, .intra = 450e9,
-     .inter = 50e9, .gemm = 0.66, .attention_forward = 0.58, .attention_backward = 0.46},
+     .inter = 50e9, .gemm = 0.66, .attention_forward = 0.58, .attention_backward = 0.46,
+     .portable_forward = 0.29, .portable_backward = 0.18},
     {GPU("H200-141GB", "H200", true, 512), .memory = 143155 * MIB, .shown = 143771 * MIB, .fp32 = 66.9e12,
      .bf16 = 989.4e12, .fp16 = 989.4e12, .fp8 = 1978.9e12, .bandwidth = 4.8e12, .intra = 450e9, .inter = 50e9,
-     .gemm = 0.66, .attention_forward = 0.58, .attention_backward = 0.46},
+     .gemm = 0.66, .attention_forward = 0.58, .attention_backward = 0.46, .portable_forward = 0.29,
+     .portable_backward = 0.18},
     {GPU("B200-180GB", "B200", true, 768), .memory = 182630 * MIB, .shown = 183359 * MIB, .fp32 = 75e12,
      .bf16 = 2250e12, .fp16 = 2250e12, .fp8 = 4500e12, .bandwidth = 7.7e12, .intra = 900e9, .inter = 50e9,
-     .gemm = 0.62, .attention_forward = 0.5, .attention_backward = 0.4},
+     .gemm = 0.62, .attention_forward = 0.5, .attention_backward = 0.4, .portable_forward = 0.15,
+     .portable_backward = 0.1},
     {GPU("A100-80GB", "A100", false, 512), .memory = 81152 * MIB, .shown = 81920 * MIB, .fp32 = 19.5e12,
      .bf16 = 312e12, .fp16 = 312e12, .bandwidth = 2.039e12, .intra = 300e9, .inter = 25e9, .gemm = 0.82,
      .attention_forward = 0.55, .attention_backward = 0.45},

@@ -31,6 +31,8 @@ struct hardware {
 	double intra, inter; /* links to devices of its node, and its share of those to other nodes */
 	/* The shares that are reached. */
 	double gemm, attention_forward, attention_backward, stream, link;
+	/* Likewise, where the kernels of attention are the engine's portable ones; 0: the same. */
+	double portable_forward, portable_backward;
 	const struct rates *rates; /* measured ones, which count instead; borrowed; NULL: none */
 	int slots;                 /* of a CPU: how many of the run share the machine */
 	double crowd;   /* of a CPU: by how much its threads take longer, since they share it; 0: of a GPU */

@@ -10,6 +10,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <stdint.h>
+#include <type_traits>
 
 #include "engine/device/fp8.h"
 
@@ -77,12 +78,18 @@ __device__ __forceinline__ float exact_product(float a, float b)
 	return __fmul_rn(a, b);
 }
 
-/* Two bf16 in a register, the first in the low half. */
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high)
+/* Two numbers of type T, bf16 or f16, in a register, the first in the low half. */
+template <typename T> __device__ __forceinline__ uint32_t pack_pair(float low, float high)
 {
-	__nv_bfloat162 x = __floats2bfloat162_rn(low, high);
+	if constexpr (std::is_same<T, f16>::value) {
+		__half2 x = __floats2half2_rn(low, high);
 
-	return *(uint32_t *)&x;
+		return *(uint32_t *)&x;
+	} else {
+		__nv_bfloat162 x = __floats2bfloat162_rn(low, high);
+
+		return *(uint32_t *)&x;
+	}
 }
 
 /* Four codes of fp8 in a register, the first in the low byte; what is too large is the largest. Older GPUs
@@ -184,17 +191,23 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const
 }
 
 /*
- * c[16, 8] += a[16, 16] · b[16, 8], bf16 with fp32 sums. With g = lane / 4, t = lane % 4: c holds
- * (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1); a holds pairs at (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8); b
- * holds pairs of rows (2t, 2t+1) and (2t+8, 2t+9) of column g.
+ * c[16, 8] += a[16, 16] · b[16, 8], of type T, bf16 or f16, with fp32 sums. With g = lane / 4, t = lane % 4:
+ * c holds (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1); a holds pairs at (g, 2t), (g+8, 2t), (g, 2t+8), (g+8,
+ * 2t+8); b holds pairs of rows (2t, 2t+1) and (2t+8, 2t+9) of column g.
  */
+#define MMA(type)                                                                                            \
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                  \
+	             ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                  \
+	             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                        \
+	             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+template <typename T>
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-	asm volatile(
-	    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-	    "{%8, %9}, {%0, %1, %2, %3};"
-	    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+	if constexpr (std::is_same<T, f16>::value)
+		MMA("f16");
+	else
+		MMA("bf16");
 }
+#undef MMA
 
 #endif

@@ -261,18 +261,6 @@ __device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4],
 	}
 }
 
-/* Two numbers of type T in a register, the first in the low half. */
-template <typename T> __device__ __forceinline__ uint32_t pack_pair(float low, float high)
-{
-	if constexpr (std::is_same<T, f16>::value) {
-		__half2 x = __floats2half2_rn(low, high);
-
-		return *(uint32_t *)&x;
-	} else {
-		return pack_bf16(low, high);
-	}
-}
-
 #endif
 
 /*

@@ -154,6 +154,15 @@ template <typename F> static void with_type(enum dtype type, F f)
 		f(f16());
 }
 
+/* The same where the type has 16 bits. */
+template <typename F> static void with_half(enum dtype type, F f)
+{
+	if (type == DTYPE_BF16)
+		f(bf16());
+	else
+		f(f16());
+}
+
 template <bool B> struct flag {
 	static constexpr bool value = B;
 };

@@ -2,11 +2,22 @@
 /* What the kernels of CUDA take of the scratch: constants that their sizes are computed from, too. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/device/dtype.h"
+
 #define COLUMN_PARTS 512
 #define WORKSPACE    ((size_t)32 << 20) /* of cuBLASLt; what it recommends for Hopper */
+
+/* Whether attention is computed on tensor cores; all else is in fp32 arithmetic (plain.cu). It needs rows
+ * that begin at multiples of 16 bytes, too, which those of whole heads do. */
+static inline bool attention_in_tiles(enum dtype type, int head_dim, bool capped)
+{
+	return type != DTYPE_F32 &&
+	       (head_dim == 128 || head_dim == 256 || (!capped && (head_dim == 64 || head_dim == 96)));
+}
 
 /* Our own attention's backward pass keeps a number for each row of each head. */
 static inline size_t attention_scratch(int64_t tokens, int heads)

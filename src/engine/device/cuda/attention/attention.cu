@@ -34,18 +34,17 @@ static bool tile_rows(const void *p, int64_t ld)
 	return wide_rows(p, ld, 2) && ld < 1 << 24;
 }
 
-static bool tensor_cores(const struct device_attention *a, const void *q, const void *k, const void *v,
-                         const void *o)
-{
-	return a->type != DTYPE_F32 && a->cap <= 0 &&
-	       (a->head_dim == 64 || a->head_dim == 96 || a->head_dim == 128) && tile_rows(q, a->ld_q) &&
-	       tile_rows(k, a->ld_k) && tile_rows(v, a->ld_v) && tile_rows(o, a->ld_o);
-}
-
 static bool tiles(const struct device_attention *a, const void *q, const void *k, const void *v,
                   const void *o)
 {
-	return a->type == DTYPE_BF16 && tensor_cores(a, q, k, v, o);
+	return attention_in_tiles(a->type, a->head_dim, a->cap > 0) && tile_rows(q, a->ld_q) &&
+	       tile_rows(k, a->ld_k) && tile_rows(v, a->ld_v) && tile_rows(o, a->ld_o);
+}
+
+/* cuDNN and Hopper's kernels compute the rest of it. */
+static bool uncapped(const struct device_attention *a, bool in_tiles)
+{
+	return in_tiles && a->cap <= 0 && a->head_dim <= 128;
 }
 
 #ifndef HAVE_HOPPER
@@ -76,22 +75,21 @@ extern "C" void device_attention_forward(struct device *dev, const struct device
                                          float *lse, const void *q, const void *k, const void *v)
 {
 	attention_shape s = shape_of(a);
+	bool in_tiles = tiles(a, q, k, v, o), others = uncapped(a, in_tiles);
 
 	if (a->amax)
 		device_zero(dev, a->amax, sizeof(float));
 	if (a->tokens <= 0)
 		return;
-	if (tiles(a, q, k, v, o) && attention_cudnn_forward(dev, a, o, lse, q, k, v)) {
+	if (others && attention_cudnn_forward(dev, a, o, lse, q, k, v)) {
 		fp8_find_largest(dev, a->amax, o, a->type, a->tokens, (int64_t)a->heads * a->head_dim,
 		                 a->ld_o);
 		return;
 	}
-	if (dev->attention_hopper[DEVICE_ATTENTION_FORWARD] && tensor_cores(a, q, k, v, o) &&
+	if (others && dev->attention_hopper[DEVICE_ATTENTION_FORWARD] &&
 	    attention_forward_hopper(dev, s, a->type, o, lse, a->tokens, q, k, v))
 		return;
-	if (!tiles(a, q, k, v, o) ||
-	    !attention_forward_tiles(dev, s, (bf16 *)o, lse, a->tokens, (const bf16 *)q, (const bf16 *)k,
-	                             (const bf16 *)v))
+	if (!in_tiles || !attention_forward_tiles(dev, s, a->type, o, lse, a->tokens, q, k, v))
 		attention_forward_plain(dev, s, a->type, o, lse, a->tokens, q, k, v);
 }
 
@@ -156,11 +154,12 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 	attention_shape s = shape_of(a);
 	bool wide =
 	    tiles(a, q, k, v, d_o) && aligned16(o) && aligned16(d_q) && aligned16(d_k) && aligned16(d_v);
+	bool others = uncapped(a, wide);
 	float *delta;
 
 	if (a->tokens <= 0)
 		return;
-	if (wide && attention_cudnn_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v)) {
+	if (others && attention_cudnn_backward(dev, a, d_q, d_k, d_v, d_o, o, lse, q, k, v)) {
 		rotation_undo(dev, a, d_q, d_k);
 		return;
 	}
@@ -171,15 +170,14 @@ extern "C" void device_attention_backward(struct device *dev, const struct devic
 	with_type(a->type, [&](auto t) {
 		find_delta(dev, a, delta, (const decltype(t) *)d_o, (const decltype(t) *)o);
 	});
-	if (wide && dev->attention_hopper[DEVICE_ATTENTION_BACKWARD] &&
+	if (others && a->type == DTYPE_BF16 && dev->attention_hopper[DEVICE_ATTENTION_BACKWARD] &&
 	    attention_backward_hopper(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o, delta,
 	                              lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v)) {
 		if (!rotates_heads(s))
 			rotation_undo(dev, a, d_q, d_k);
 		return;
 	}
-	if (wide && attention_backward_tiles(dev, s, (bf16 *)d_q, (bf16 *)d_k, (bf16 *)d_v, (const bf16 *)d_o,
-	                                     delta, lse, (const bf16 *)q, (const bf16 *)k, (const bf16 *)v)) {
+	if (wide && attention_backward_tiles(dev, s, a->type, d_q, d_k, d_v, d_o, delta, lse, q, k, v)) {
 		if (!s.rotary_half)
 			rotation_undo(dev, a, d_q, d_k);
 		return;

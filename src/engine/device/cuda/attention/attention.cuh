@@ -84,22 +84,23 @@ static __host__ __device__ __forceinline__ bool rotates_heads(const attention_sh
 	return 2 * a.rotary_half == a.head_dim;
 }
 
-/* Each file's part. `plain` is fp32 arithmetic in any type, head size and alignment, with caps; the others
- * bf16 on tensor cores, without. */
+/* Each file's part. `plain` is fp32 arithmetic in any type, head size and alignment. `tiles` are the products
+ * of tensor cores, in bf16 and fp16 (attention_in_tiles), rows of at most 2^24 elements that begin at
+ * multiples of 16 bytes; false: there is no kernel for it. `hopper` are those of wgmma, without caps. */
 void attention_forward_plain(struct device *dev, const attention_shape &a, enum dtype type, void *o,
                              float *lse, int64_t ld_lse, const void *q, const void *k, const void *v);
 void attention_backward_plain(struct device *dev, const attention_shape &a, enum dtype type, void *d_q,
                               void *d_k, void *d_v, const void *d_o, const float *delta, const float *lse,
                               const void *q, const void *k, const void *v);
-bool attention_forward_tiles(struct device *dev, const attention_shape &a, bf16 *o, float *lse,
-                             int64_t ld_lse, const bf16 *q, const bf16 *k, const bf16 *v);
+bool attention_forward_tiles(struct device *dev, const attention_shape &a, enum dtype type, void *o,
+                             float *lse, int64_t ld_lse, const void *q, const void *k, const void *v);
+bool attention_backward_tiles(struct device *dev, const attention_shape &a, enum dtype type, void *d_q,
+                              void *d_k, void *d_v, const void *d_o, const float *delta, const float *lse,
+                              const void *q, const void *k, const void *v);
 /* bf16 and fp16 on Hopper, checked at run time (device_attention_check); the file is left out where nvcc does
  * not compile for sm_90a. */
 bool attention_forward_hopper(struct device *dev, const attention_shape &a, enum dtype type, void *o,
                               float *lse, int64_t ld_lse, const void *q, const void *k, const void *v);
-bool attention_backward_tiles(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v,
-                              const bf16 *d_o, const float *delta, const float *lse, const bf16 *q,
-                              const bf16 *k, const bf16 *v);
 /* Its backward pass, in bf16, as attention_backward_tiles; checked likewise. */
 bool attention_backward_hopper(struct device *dev, const attention_shape &a, bf16 *d_q, bf16 *d_k, bf16 *d_v,
                                const bf16 *d_o, const float *delta, const float *lse, const bf16 *q,

@@ -127,11 +127,9 @@ extern "C" void device_attention_cached(struct device *dev, const struct device_
 	s.ld_v = a->ld_v;
 	s.ld_o = a->ld_o;
 	if (a->tokens >= MANY || a->head_dim > MAX_DIM) {
-		if (a->type != DTYPE_BF16 || a->cap > 0 || !wide_rows(q, a->ld_q, 2) ||
-		    !wide_rows(k_cache, a->ld_k, 2) || !wide_rows(v_cache, a->ld_v, 2) ||
-		    !wide_rows(o, a->ld_o, 2) ||
-		    !attention_forward_tiles(dev, s, (bf16 *)o, NULL, 0, (const bf16 *)q,
-		                             (const bf16 *)k_cache, (const bf16 *)v_cache))
+		if (!wide_rows(q, a->ld_q, 2) || !wide_rows(k_cache, a->ld_k, 2) ||
+		    !wide_rows(v_cache, a->ld_v, 2) || !wide_rows(o, a->ld_o, 2) ||
+		    !attention_forward_tiles(dev, s, a->type, o, NULL, 0, q, k_cache, v_cache))
 			attention_forward_plain(dev, s, a->type, o, NULL, 0, q, k_cache, v_cache);
 		return;
 	}
