@@ -177,7 +177,7 @@ static __global__ void __launch_bounds__(KEY_THREADS<HD>)
 		__syncthreads();
 	}
 	if (has_k)
-		tile_scale<HD, MT>(dk, a.scale);
+		tile_map(dk, [&](float sum) { return sum * a.scale; });
 	if (has_v)
 		tile_put<HD, MT, false>(a, d_v + (int64_t)kv * HD, a.ld_v, first + row, last + 1, values, row,
 		                        dv);
@@ -255,7 +255,7 @@ static __global__ void __launch_bounds__(QUERY_THREADS)
 		multiply_add<HD, MT, KEYS / 8>(dq, ds, keys + stage * TILE);
 		__syncthreads();
 	}
-	tile_scale<HD, MT>(dq, a.scale);
+	tile_map(dq, [&](float sum) { return sum * a.scale; });
 	tile_put<HD, MT, true>(a, d_q + (int64_t)head * HD, a.ld_q, first + row, last + 1, queries, row, dq);
 }
 
@@ -314,6 +314,15 @@ template <typename T, bool CAP> static bool backward_of(struct device *dev, cons
 	}
 	return w.a.head_dim == 128 ? backward<T, 128, CAP>(dev, w) : backward<T, 256, CAP>(dev, w);
 }
+
+/* Every GPU has so much for a block, so that there are always kernels. */
+static_assert(KEY_SHARED<96, KEY_STEP<96>> <= 99 << 10 && KEY_SHARED<128, KEY_STEP<128> / 2> <= 99 << 10 &&
+                  KEY_SHARED<256, KEY_STEP<256> / 2> <= 99 << 10,
+              "the smallest steps of keys");
+static_assert(QUERY_SHARED<96, QUERY_STEP<96>> <= 99 << 10 &&
+                  QUERY_SHARED<128, QUERY_STEP<128> / 2> <= 99 << 10 &&
+                  QUERY_SHARED<256, QUERY_STEP<256> / 2> <= 99 << 10,
+              "the smallest steps of queries");
 
 bool attention_backward_tiles(struct device *dev, const attention_shape &a, enum dtype type, void *d_q,
                               void *d_k, void *d_v, const void *d_o, const float *delta, const float *lse,

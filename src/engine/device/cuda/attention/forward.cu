@@ -102,15 +102,8 @@ static __global__ void __launch_bounds__(32 * WARPS)
 		copy_wait<1>();
 		__syncthreads();
 		multiply_transposed<HD, MT, NT>(s, queries, row, keys + stage * TILE);
-		if constexpr (CAP) {
-#pragma unroll
-			for (int m = 0; m < MT; m++)
-#pragma unroll
-				for (int n = 0; n < NT; n++)
-#pragma unroll
-					for (int i = 0; i < 4; i++)
-						s[m][n][i] = a.cap * tanh_of(s[m][n][i] * turn);
-		}
+		if constexpr (CAP)
+			tile_map(s, [&](float score) { return a.cap * tanh_of(score * turn); });
 		if (j + KEYS - 1 > first + offset || j < open) {
 #pragma unroll
 			for (int m = 0; m < MT; m++)
@@ -186,6 +179,11 @@ static bool forward(struct device *dev, const attention_shape &a, T *o, float *l
 	return launch<T, 256, STEP / 2, 8, CAP>(dev, a, o, lse, ld_lse, q, k, v) ||
 	       launch<T, 256, STEP / 2, 4, CAP>(dev, a, o, lse, ld_lse, q, k, v);
 }
+
+/* Every GPU has so much for a block, so that there is always a kernel. */
+static_assert(FORWARD_SHARED<96, STEP, 4> <= 99 << 10 && FORWARD_SHARED<128, STEP / 2, 4> <= 99 << 10 &&
+                  FORWARD_SHARED<256, STEP / 2, 4> <= 99 << 10,
+              "the smallest steps");
 
 bool attention_forward_tiles(struct device *dev, const attention_shape &a, enum dtype type, void *o,
                              float *lse, int64_t ld_lse, const void *q, const void *k, const void *v)

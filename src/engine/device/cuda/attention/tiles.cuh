@@ -71,6 +71,19 @@ static __device__ __forceinline__ void tile_b_rows(uint32_t (&b)[4], const T *ti
 	load_matrices_transposed(b, tile + (k + lane % 16) * TILE_LD<HD> + n + lane / 16 * 8);
 }
 
+/* Of each sum, f of it. */
+template <int MT, int NT, typename F>
+static __device__ __forceinline__ void tile_map(float (&c)[MT][NT][4], F f)
+{
+#pragma unroll
+	for (int m = 0; m < MT; m++)
+#pragma unroll
+		for (int n = 0; n < NT; n++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				c[m][n][i] = f(c[m][n][i]);
+}
+
 /* c[16·MT, 8·NT] += columns [k, k + 16) of rows [row, …) of tile a · (rows [0, 8·NT) of tile b)ᵀ. */
 template <int HD, int MT, int NT, typename T>
 static __device__ __forceinline__ void multiply_columns(float (&c)[MT][NT][4], const T *a, int row,
@@ -97,13 +110,7 @@ template <int HD, int MT, int NT, typename T>
 static __device__ __forceinline__ void multiply_transposed(float (&c)[MT][NT][4], const T *a, int row,
                                                            const T *b)
 {
-#pragma unroll
-	for (int m = 0; m < MT; m++)
-#pragma unroll
-		for (int n = 0; n < NT; n++)
-#pragma unroll
-			for (int i = 0; i < 4; i++)
-				c[m][n][i] = 0;
+	tile_map(c, [](float) { return 0.0f; });
 	if constexpr (HD > 128) { /* all at once would lack registers */
 #pragma unroll 4
 		for (int k = 0; k < HD; k += 16)
@@ -148,18 +155,6 @@ static __device__ __forceinline__ void multiply_add(float (&c)[MT][HD / 8][4], c
 static __device__ __forceinline__ float tanh_of(float x)
 {
 	return 1.0f - 2.0f * fast_reciprocal(1.0f + fast_exp2(x));
-}
-
-template <int HD, int MT>
-static __device__ __forceinline__ void tile_scale(float (&c)[MT][HD / 8][4], float scale)
-{
-#pragma unroll
-	for (int m = 0; m < MT; m++)
-#pragma unroll
-		for (int n = 0; n < HD / 8; n++)
-#pragma unroll
-			for (int i = 0; i < 4; i++)
-				c[m][n][i] *= scale;
 }
 
 /*
