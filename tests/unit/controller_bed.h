@@ -95,9 +95,9 @@ void bed_set_most_heartbeats(struct bed *b, int a_second); /* that it asks for, 
 void bed_set_user_limits(struct bed *b, int64_t runs, int64_t slots);
 void bed_restart_controller(struct bed *b);
 void bed_set_clock_ahead(struct bed *b, double seconds); /* the clock of days, of what the other shows */
-void bed_restart_later(struct bed *b, double seconds); /* there is none meanwhile, and nothing happens */
-void bed_crash_controller(struct bed *b);              /* the same, but what is not on disk is lost */
-void bed_set_hosts(struct bed *b, const char *hosts);  /* no nodes but those that the bed began with */
+void bed_restart_later(struct bed *b, double seconds);   /* there is none meanwhile, and nothing happens */
+void bed_crash_controller(struct bed *b);                /* the same, but what is not on disk is lost */
+void bed_set_hosts(struct bed *b, const char *hosts);    /* no nodes but those that the bed began with */
 void bed_restart_with_hosts(struct bed *b, const char *hosts); /* the same, but the controller is restarted */
 /* Restarts the controller, with a copy of its store taken meanwhile, or (back) put into its place. */
 void bed_copy_store(struct bed *b, bool back);
