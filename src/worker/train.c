@@ -40,8 +40,8 @@ static void training_free(struct training *t)
 	dataset_closep(&t->eval);
 	dataset_closep(&t->data);
 	tokenizer_freep(&t->tok);
-	strbuf_free(&t->chat_template);
 	saver_freep(&t->saver);
+	strbuf_free(&t->chat_template);
 	device_destroyp(&t->dev);
 	str_list_free(t->targets);
 	str_list_free(t->whole);
