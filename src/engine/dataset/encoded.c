@@ -70,6 +70,22 @@ static int encode_more(const struct record_encoder *c, const struct text *t, str
 	return tokenizer_encode(c->tok, t->data, t->len, false, out, err);
 }
 
+/* As much of a text as a row that is not packed has room for, and at most a piece more. */
+static int encode_start(const struct record_encoder *c, const struct text *t, struct token_list *out,
+                        struct error *err)
+{
+	const char *end = t->data + t->len, *next = records_piece_end(t->data, end);
+	int r = tokenizer_encode(c->tok, t->data, (size_t)(next - t->data), false, out, err);
+
+	while (r >= 0 && next < end && out->len < (size_t)c->options->max_length) {
+		struct text piece = {next, (size_t)(records_piece_end(next, end) - next)};
+
+		r = encode_more(c, &piece, out, err);
+		next += piece.len;
+	}
+	return r;
+}
+
 static int encode_document(const struct record_encoder *c, struct encoded_record *w, const struct example *e)
 {
 	bool packing = c->options->packing;
@@ -83,8 +99,10 @@ static int encode_document(const struct record_encoder *c, struct encoded_record
 		return error_oom(&w->err);
 	if (w->continued)
 		r = encode_more(c, &(struct text){w->record.data, w->record.len}, &w->ids, &w->err);
-	else
+	else if (packing)
 		r = tokenizer_encode(c->tok, t.data, t.len, false, &w->ids, &w->err);
+	else
+		r = encode_start(c, &t, &w->ids, &w->err);
 	if (r < 0)
 		return r;
 	if (!w->record.more && token_list_add(&w->ids, &c->pretrain_eos, 1) < 0)

@@ -247,9 +247,7 @@ static bool is_blank(const char *p, const char *end)
 	return p == end;
 }
 
-/* A piece of a long document ends where a line begins that has no white space in front: there byte-level
- * pre-tokenizers cut anyway. */
-static const char *piece_end(const char *p, const char *end)
+const char *records_piece_end(const char *p, const char *end)
 {
 	const char *q = p + PIECE;
 
@@ -299,7 +297,7 @@ static int next_text(struct records *r, struct record *out)
 	if (!r->inside)
 		r->document_end = r->kind == RECORDS_PARAGRAPHS ? paragraph_end(r, r->at) : r->end;
 	end = r->document_end;
-	r->at = r->whole ? end : piece_end(out->data, end);
+	r->at = r->whole ? end : records_piece_end(out->data, end);
 	out->more = r->inside = r->at < end;
 	out->len = r->at - out->data;
 	if (!out->more)

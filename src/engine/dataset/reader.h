@@ -36,6 +36,9 @@ int records_open_memory(const char *data, size_t len, const char *where, enum re
  * pieces. */
 void records_keep_whole(struct records *r);
 void records_close(struct records *r);
+/* The end of a piece of 64 to 128 KiB of a long text that begins at p, or of a longer line: a line begins
+ * there that has no white space in front, where byte-level pre-tokenizers cut anyway. */
+const char *records_piece_end(const char *p, const char *end);
 DEFINE_CLEANUP(struct records *, records_close)
 
 /* 1 with a record, 0 at the end, or a negative errno (a JSON array that breaks off, or has no comma where one
