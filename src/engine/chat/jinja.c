@@ -211,20 +211,26 @@ int jinja_write(const struct template *t, const struct tokenizer *tok, bool effi
 	return out->failed ? error_oom(err) : 0;
 }
 
+static const char *or_none(const char *text)
+{
+	return text ? text : "";
+}
+
 int jinja_for_training(const struct template_choice *choice, const struct tokenizer *tok, const char *system,
                        bool efficient_eos, struct strbuf *out, struct error *err)
 {
 	_cleanup_(template_choice_clear) struct template_choice own = {.source = TEMPLATE_NAMED};
 	struct template t = choice->template;
 
-	if (choice->source == TEMPLATE_RECOGNIZED || (choice->source == TEMPLATE_SAVED && !system))
-		return 0;
-	/* A model's own chat template may have a form for tools. */
-	if (choice->source == TEMPLATE_NAMED && tokenizer_chat_template(tok) &&
-	    template_choose(NULL, tok, &own, NULL) == 0 && own.source == TEMPLATE_RECOGNIZED &&
-	    str_eq(own.template.name, t.name))
+	if (choice->source == TEMPLATE_RECOGNIZED)
 		return 0;
 	if (system)
 		t.default_system = system;
+	/* A model's own chat template may have a form for tools. */
+	if (choice->source == TEMPLATE_NAMED && tokenizer_chat_template(tok) &&
+	    template_choose(NULL, tok, &own, NULL) == 0 && own.source == TEMPLATE_RECOGNIZED &&
+	    str_eq(own.template.name, t.name) &&
+	    str_eq(or_none(own.template.default_system), or_none(t.default_system)))
+		return 0;
 	return jinja_write(&t, tok, efficient_eos, out, err);
 }

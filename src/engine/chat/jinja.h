@@ -17,7 +17,7 @@ int jinja_write(const struct template *t, const struct tokenizer *tok, bool effi
                 struct error *err);
 
 /* The same for a tokenizer that a model is saved with, which was trained with this choice and default system
- * prompt (NULL: the template's). Appends nothing where the tokenizer's own chat template stays: where it is
- * the choice, or is like it. */
+ * prompt (NULL: the template's). Appends nothing where the model's own chat template stays: where it is the
+ * choice, or is like it. One that a run has saved is written again. */
 int jinja_for_training(const struct template_choice *choice, const struct tokenizer *tok, const char *system,
                        bool efficient_eos, struct strbuf *out, struct error *err);
