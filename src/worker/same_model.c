@@ -8,8 +8,8 @@
 #include "base/str.h"
 #include "worker/training.h"
 
-/* What is described by `file` in the checkpoint; *found: whether it has it. */
-static char *description(const struct training *t, const char *file, bool *found)
+/* The path of `file` in the checkpoint; *found: whether it is there. */
+static char *checkpoint_file(const struct training *t, const char *file, bool *found)
 {
 	char *path = str_path_join(saver_resume_path(t->saver), file);
 
@@ -41,11 +41,12 @@ static int check_config(const struct training *t, const char *path, struct error
 		    saver_resume_path(t->saver), saved.scores ? "of" : "without",
 		    saved.scores ? "of logits" : "of scores");
 	key = model_config_difference(&saved, &t->model, value);
-	if (key && str_eq(key, "model_type"))
+	if (key && isnan(value[0]))
 		return error_set(
 		    err, -EINVAL,
-		    "%s is of a model of type %s, and the run's is %s; another output.dir is needed",
-		    saver_resume_path(t->saver), saved.family, t->model.family);
+		    "%s is of a model with another %s than the run's; another output.dir is needed, or "
+		    "output.resume = \"never\"",
+		    saver_resume_path(t->saver), key);
 	return key ? differs(t, err, key, value[0], value[1]) : 0;
 }
 
@@ -75,10 +76,10 @@ static int compare_adapters(const struct training *t, const struct peft_config *
 	bool stored = t->options.tuning.rank != now->rank;
 
 	if (saved->rank != now->rank)
-		return differs(t, err, stored ? "a rank of its adapter of" : "lora.rank", (double)saved->rank,
+		return differs(t, err, stored ? "an adapter rank of" : "lora.rank", (double)saved->rank,
 		               (double)now->rank);
 	if (fabs(saved->alpha - now->alpha) > 1e-6 * fabs(now->alpha))
-		return differs(t, err, stored ? "an alpha of its adapter of" : "lora.alpha", saved->alpha,
+		return differs(t, err, stored ? "an adapter alpha of" : "lora.alpha", saved->alpha,
 		               now->alpha);
 	if (saved->rslora != now->rslora || saved->dora != now->dora)
 		return error_set(err, -EINVAL,
@@ -112,8 +113,8 @@ static int check_adapter(const struct training *t, const char *path, struct erro
 int training_check_model(const struct training *t, struct error *err)
 {
 	bool adapts = trainer_layout(t->trainer)->adapts, has_adapter, has_config;
-	_cleanup_free_ char *adapter = description(t, PEFT_CONFIG_FILE, &has_adapter),
-	                    *config = description(t, "config.json", &has_config);
+	_cleanup_free_ char *adapter = checkpoint_file(t, PEFT_CONFIG_FILE, &has_adapter),
+	                    *config = checkpoint_file(t, "config.json", &has_config);
 
 	if (!training_first_rank(t))
 		return 0;

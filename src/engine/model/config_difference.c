@@ -1,55 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What two models differ in, for a run that goes on with the weights of another. */
+#include <math.h>
 #include <stddef.h>
 
 #include "base/str.h"
 #include "engine/model/model_config.h"
 
-enum { VALUES = 15 };
+struct value {
+	const char *key; /* of config.json in most families */
+	double is;
+	bool shown; /* as a number: config.json has it so */
+};
 
-/* What decides the shapes of the weights, and what is computed with them. The longest position is not of
- * these: a run may go on with longer documents. Neither is a tied head of a model of scores, which has none.
- */
-static void values(const struct model_config *c, double out[VALUES])
+enum { VALUES = 26 };
+
+/* What decides the shapes of the weights, and what is computed with them. The longest position counts only
+ * where the rotation is derived from it: a run may go on with longer documents. A model of scores has a head
+ * of its own, and neither ties nor caps it. */
+static void list_values(const struct model_config *c, struct value out[VALUES])
 {
-	const double all[VALUES] = {c->hidden,   c->intermediate,    c->layers,        c->heads,
-	                            c->kv_heads, c->head_dim,        (double)c->vocab, c->tied && !c->scores,
-	                            c->norm_eps, c->rope.theta,      c->rope.factor,   c->rotary_dim,
-	                            c->window,   c->attention_scale, c->attention_cap};
+	const struct value all[VALUES] = {
+	    {"hidden_size", c->hidden, true},
+	    {"intermediate_size", c->intermediate, true},
+	    {"num_hidden_layers", c->layers, true},
+	    {"num_attention_heads", c->heads, true},
+	    {"num_key_value_heads", c->kv_heads, true},
+	    {"head_dim", c->head_dim, true},
+	    {"vocab_size", (double)c->vocab, true},
+	    {"tie_word_embeddings", c->tied && !c->scores, true},
+	    {"epsilon of its norms", c->norm_eps, true},
+	    {"rope_theta", c->rope.theta, true},
+	    {"rope_type", c->rope.type, false},
+	    {"factor of its rope_scaling", c->rope.factor, true},
+	    {"low_freq_factor", c->rope.low_freq_factor, true},
+	    {"high_freq_factor", c->rope.high_freq_factor, true},
+	    {"rotated part of a head", c->rotary_dim, true},
+	    {"sliding_window", c->window, true},
+	    {"first layer with a window", c->window_from, true},
+	    {"scale of its attention", c->attention_scale, true},
+	    {"attn_logit_softcapping", c->attention_cap, true},
+	    {"final_logit_softcapping", c->scores ? 0 : c->logits_cap, true},
+	    {"scale of its embedding", c->embedding_scale, true},
+	    {"residual_multiplier", c->residual_scale, true},
+	    {"scale of its logits", c->scores ? 1 : c->logits_scale, true},
+	    {"choice of biases", c->qkv_bias + 2 * c->o_bias + 4 * c->mlp_bias, false},
+	    {"kind of norms of q and k", c->qk_norm, false},
+	    {"hidden_act", c->activation, false}};
 
 	for (int i = 0; i < VALUES; i++)
 		out[i] = all[i];
 }
 
-static const char *const keys[VALUES] = {"hidden_size",
-                                         "intermediate_size",
-                                         "num_hidden_layers",
-                                         "num_attention_heads",
-                                         "num_key_value_heads",
-                                         "head_dim",
-                                         "vocab_size",
-                                         "tie_word_embeddings",
-                                         "rms_norm_eps",
-                                         "rope_theta",
-                                         "the factor of its rope_scaling",
-                                         "partial_rotary_factor",
-                                         "sliding_window",
-                                         "the scale of its attention",
-                                         "attn_logit_softcapping"};
-
 const char *model_config_difference(const struct model_config *a, const struct model_config *b, double out[2])
 {
-	double of_a[VALUES], of_b[VALUES];
+	struct value of_a[VALUES], of_b[VALUES];
 
-	values(a, of_a);
-	values(b, of_b);
+	list_values(a, of_a);
+	list_values(b, of_b);
+	out[0] = out[1] = NAN;
 	if (!str_eq(a->family, b->family))
 		return "model_type";
 	for (int i = 0; i < VALUES; i++)
-		if (of_a[i] < of_b[i] || of_a[i] > of_b[i]) {
-			out[0] = of_a[i];
-			out[1] = of_b[i];
-			return keys[i];
+		if (of_a[i].is < of_b[i].is || of_a[i].is > of_b[i].is) {
+			out[0] = of_a[i].shown ? of_a[i].is : NAN;
+			out[1] = of_a[i].shown ? of_b[i].is : NAN;
+			return of_a[i].key;
 		}
 	return NULL;
 }

@@ -96,8 +96,8 @@ int model_config_read(const char *path, struct model_config *out, struct error *
  * tokens do not count: training takes the tokenizer's. Only a model of scores reads `pad`, which its task
  * compares between the ranks. */
 uint64_t model_config_digest(const struct model_config *c);
-/* The key of config.json in which the models differ, and its values in `a` and in `b` (both 0 for
- * model_type); NULL: weights of one serve the other, and mean the same. */
+/* What of config.json the models differ in, in words, and its values in `a` and in `b` (NaN where these are
+ * no numbers); NULL: nothing that decides what is computed with the weights, but for lists of layers. */
 const char *model_config_difference(const struct model_config *a, const struct model_config *b,
                                     double out[2]);
 int64_t model_config_parameters(const struct model_config *c);
