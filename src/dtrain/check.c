@@ -222,9 +222,10 @@ static struct tokenizer *check_tokenizer(struct check *k)
 	_cleanup_free_ char *path = run_config_tokenizer(k->c);
 	struct tokenizer *tok = NULL;
 	struct error err = ERROR_INIT;
-	const char *key = k->c->model.tokenizer ? "model.tokenizer"
-	                  : k->c->model.path    ? "model.path"
-	                                        : "model.init";
+	const char *key = k->c->model.tokenizer                          ? "model.tokenizer"
+	                  : path && str_eq(path, k->c->generate.adapter) ? "generate.adapter"
+	                  : k->c->model.path                             ? "model.path"
+	                                                                 : "model.init";
 
 	/* A model that is not there was reported already. */
 	if (str_eq(path, k->c->model.path) && !is_directory(path))

@@ -182,7 +182,7 @@ int attention_check_here(struct device *dev, const struct device_attention_shape
 	r = device_attention_check(dev, shape, seconds, err);
 	alarm(0);
 	sigaction(SIGALRM, &before, NULL);
-	/* The next use of the device ends the run, and does not say that this was before it. */
+	/* A later call reports the failure of the device without naming this check. */
 	if (r < 0 && r != -EBADMSG)
 		printf("warning: the check of Hopper's kernels of attention has failed: %s\n", err->message);
 	return r;

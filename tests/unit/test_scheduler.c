@@ -745,7 +745,7 @@ struct world {
 struct history {
 	unsigned seed;
 	char names[2][NODES + 2][16]; /* in two spellings; the last two are of no node */
-	size_t order[NODES];         /* which of them is which node's */
+	size_t order[NODES];          /* which of them is which node's */
 	char *hosts[RUNS][NAMED_MAX + 1];
 	char *avoid[RUNS][4];
 	struct spare_record held[RUNS];

@@ -17,7 +17,7 @@ struct strbuf;
  * exact_json_integer() knows it. NaN, Infinity and numbers beyond double, which Python's json takes for
  * missing values and infinities, become null. */
 json_t *exact_json_load(const char *text, size_t len, json_error_t *je);
-/* The same with words: -EBADMSG "where: not valid JSON: …". */
+/* The same, with an error message: -EBADMSG "where: not valid JSON: …". */
 int exact_json_parse(const char *text, size_t len, const char *where, json_t **out, struct error *err);
 /* The digits of an integer above int64, sign included; NULL: v is something else. */
 const char *exact_json_integer(const json_t *v);

@@ -81,7 +81,7 @@ const struct template_slot *template_slots(const struct template *t, enum templa
  * tokenizer's own, else <|endoftext|>; -1: none. */
 int32_t template_eos(const struct template *t, const struct tokenizer *tok);
 
-/* What stands before [0] and after [1] a chain of thought. */
+/* The delimiters before [0] and after [1] a chain of thought. */
 const char *const *template_thought(const struct template *t);
 
 /* Appends slots with content to out. `eos` from template_eos. */

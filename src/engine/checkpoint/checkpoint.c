@@ -309,7 +309,7 @@ static bool is_of_model(const char *path, const char *name)
 	_cleanup_json_ json_t *config = NULL;
 
 	return !str_eq(name, "config.json") ||
-	       (json_read_file(path, &config, NULL) == 0 && json_get_string(config, "model_type", NULL));
+	       (json_read_python(path, &config, NULL) == 0 && json_get_string(config, "model_type", NULL));
 }
 
 /* Removes what a run has written to `output` and is not in `moved`: weights, which are shards, or the single

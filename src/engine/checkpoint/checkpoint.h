@@ -36,10 +36,10 @@ int checkpoint_find(const char *output, int64_t before, char **path, int64_t *st
  * Files that a run leaves when it ends before its first checkpoint (metrics, an interrupted save) do not
  * count. */
 int checkpoint_output_in_use(const char *output, bool *used, struct error *err);
-/* Says of such a directory that the run is refused; looked: there is no checkpoint in it, either. Returns
+/* Sets err to why a run is refused such a directory; looked: there is no checkpoint in it, either. Returns
  * -ENOTEMPTY. */
 int checkpoint_output_refuse(const char *output, bool looked, struct error *err);
-/* Says that output.resume = "must" finds no checkpoint. Returns -ENOENT. */
+/* Sets err to that output.resume = "must" finds no checkpoint. Returns -ENOENT. */
 int checkpoint_output_lacks(const char *output, struct error *err);
 
 /* output/NAME.ATTEMPT.tmp, where a directory is filled; the attempts of a run have different ones. Owned by

@@ -434,7 +434,7 @@ int model_config_parse(const char *text, size_t len, const char *where, struct m
 	return 0;
 }
 
-/* The reason why `file` cannot be read, where it is one that many meet first: a model that was named as on a
+/* The reason why `file` cannot be read, for two common mistakes: a model that was named as on a
  * hub, and an adapter in place of a model. 0: another one. */
 static int explain_missing(const char *file, struct error *err)
 {

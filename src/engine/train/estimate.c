@@ -24,8 +24,8 @@ const char *estimate_class_name(enum buffer_class c)
 	return buffer_class_name(c);
 }
 
-/* The part of the memory that "auto" leaves free: a device has no other, and what libraries take as a run
- * goes on is not known to the last MiB. */
+/* The part of the memory that "auto" leaves free: what libraries take as a run goes on is estimated, and a
+ * device cannot swap. */
 #define SPARE_PART 50
 
 /* Reading a row maps up to 64 KiB around it (fault_around_bytes of the kernel), until the next micro-step;
@@ -236,8 +236,8 @@ static int add_kept(const struct estimate_input *in, const struct estimate *leas
 	return 0;
 }
 
-/* Beside keeping everything: the outputs of norms and of the activation of as many blocks as leave spare
- * memory. */
+/* In addition to keeping everything: the outputs of norms and of the activation of as many blocks as leave
+ * spare memory. */
 static int add_outputs(const struct estimate_input *in, const struct estimate *whole,
                        struct estimate_list *list, struct error *err)
 {

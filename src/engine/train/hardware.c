@@ -32,7 +32,7 @@
  * (Hopper and newer), 2 MiB for each of 16 channels (24 to 32 on B200) and each rank of a node, 256 MiB with
  * 8 of them. A lane of two ranks, or of one rank of each node, has little or nothing of the latter, as have
  * GPUs without such switches, and GPUs without NVLink have fewer channels. The same is counted for all of
- * them, rather too much than too little. */
+ * them, an upper estimate. */
 #define GPU(name_, board_, cudnn_, comm_)                                                                    \
 	.name = name_, .board = board_, .sizing = {.engine = DEVICE_ENGINE_CUDA, .cudnn = cudnn_},           \
 	.outside = 1024 * MIB, .outside_comm = (comm_)*MIB, .outside_lane = (comm_)*MIB, .stream = 0.85,     \

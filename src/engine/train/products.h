@@ -20,7 +20,7 @@ struct products_file {
 	/* Takes a line for the log. Of several ranks, one calls it. */
 	void (*notify)(void *context, const char *message);
 	/* Calls device_attention_check, in another process where that can open the device: it may fail or
-	 * hang. -ENODEV: the device could not be opened, which says nothing of the kernel. NULL: it is called
+	 * hang. -ENODEV: the device could not be opened, and the kernel was not checked. NULL: it is called
 	 * in this process. */
 	int (*check_attention)(void *context, const struct device_attention_shape *shape, double seconds[2],
 	                       struct error *err);

@@ -107,8 +107,8 @@ static int64_t last_micro_step(const struct trainer *t)
 	return last;
 }
 
-/* The tokens of a rank in the micro-step in which its rows travel: in its last one that has any or, where all
- * ranks run the same passes, in the last of these, in which this one may have none. */
+/* The tokens of a rank in the micro-step in which its rows are gathered: in its last one that has any or,
+ * where all ranks run the same passes, in the last of these, in which this one may have none. */
 static int64_t gather_last(const struct trainer *t, int rank, int64_t last, int32_t *ids)
 {
 	int64_t batch = t->o.micro_batch, tokens = 0, a = last;
