@@ -401,7 +401,7 @@ static int put_highest(struct etcd_store *s, struct store_etcd_txn *t, int64_t h
 	return store_etcd_put(t, ETCD_PREFIX "highest", text, err);
 }
 
-/* What is committed of new runs whose submitters are told that they are not. What is not new is written
+/* What is committed of new runs whose submissions are answered with an error. What is not new is written
  * again. refused: only of those that etcd has refused. */
 static void undo(struct etcd_store *s, const struct store_batch *b, bool refused)
 {
@@ -430,19 +430,33 @@ static void undo(struct etcd_store *s, const struct store_batch *b, bool refused
 		election_lose(s->election, err.message);
 }
 
-/* What follows in the batch of a new run that is refused is refused with it. */
-static int refuse_what_follows(struct store_batch *b, struct error *err)
+/* Where something of a new run is refused, all that the batch has of it is. */
+static int refuse_rest(struct store_batch *b, size_t new, struct error *err)
 {
-	for (size_t i = 0; i < b->run_count; i++)
-		for (size_t k = i + 1; b->runs[i].refused && b->runs[i].config && k < b->run_count; k++) {
-			if (b->runs[k].run.id != b->runs[i].run.id || b->runs[k].refused)
-				continue;
-			b->runs[k].refused = strdup(b->runs[i].refused);
-			if (!b->runs[k].refused)
-				return error_oom(err);
-			b->refused++;
-		}
+	const char *why = NULL;
+
+	for (size_t i = new; i < b->run_count && !why; i++)
+		if (b->runs[i].run.id == b->runs[new].run.id)
+			why = b->runs[i].refused;
+	for (size_t i = new; i < b->run_count &&why; i++) {
+		if (b->runs[i].run.id != b->runs[new].run.id || b->runs[i].refused)
+			continue;
+		b->runs[i].refused = strdup(why);
+		if (!b->runs[i].refused)
+			return error_oom(err);
+		b->refused++;
+	}
 	return 0;
+}
+
+static int refuse_new_runs(struct store_batch *b, struct error *err)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < b->run_count && r == 0; i++)
+		if (b->runs[i].config)
+			r = refuse_rest(b, i, err);
+	return r;
 }
 
 static int etcd_apply(void *self, struct store_batch *b, struct error *err)
@@ -465,7 +479,7 @@ static int etcd_apply(void *self, struct store_batch *b, struct error *err)
 	if (r == 0)
 		r = store_etcd_send(&t, err);
 	if (r == 0 && b->refused > 0)
-		r = refuse_what_follows(b, err);
+		r = refuse_new_runs(b, err);
 	if ((r < 0 && r != -ESTALE) || (r == 0 && b->refused > 0))
 		undo(s, b, r == 0);
 	return r;

@@ -1075,14 +1075,15 @@ START_TEST(a_run_without_all_of_its_pieces_is_left_out)
 		_cleanup_free_ char *key = str_printf("%s/%s", key_of("pieces", 2), damages[_i].pieces[i]);
 
 		fake_etcd_put(key, ENTRY("2"));
-		named += str_starts(damages[_i].pieces[i], "00000000000000000007") && _i < 4;
 	}
+	fake_etcd_put("/dtrain/pieces/00000000000000000001/00000000000000000007/000000", ENTRY("1"));
 	fake_etcd_put("/dtrain/pieces/00000000000000000003/00000000000000000007/000000", ENTRY("3"));
 	fake_etcd_put("/dtrain/pieces/00000000000000000009/00000000000000000007/000000", ENTRY("9"));
 	begin("n1");
 	ck_ok(store_list(store, run_state_set("all"), 0, 100, count_run, &ids, &err), &err);
 	ck_assert_int_eq(ids, 31);
-	ck_assert_int_eq(fake_etcd_count("/dtrain/pieces/"), named);
+	ck_assert_int_eq(fake_etcd_count("/dtrain/pieces/"), damages[_i].kept);
+	ck_assert_int_eq(pieces_of(2), damages[_i].kept);
 	ck_assert_ptr_nonnull(fake_etcd_value(key_of("runs", 2)));
 }
 END_TEST
@@ -1151,7 +1152,7 @@ START_TEST(runs_that_have_ended_take_so_many_bytes_at_most)
 }
 END_TEST
 
-/* Runs of which etcd takes too little. */
+/* Runs whose record is larger than etcd accepts. */
 
 struct refusals {
 	struct error result;
@@ -1231,6 +1232,38 @@ START_TEST(a_run_that_etcd_refuses_stops_no_other)
 }
 END_TEST
 
+/* Of a new run that is placed at once, what is refused may be the placement alone. */
+START_TEST(a_new_run_whose_placement_is_refused_is_in_no_store)
+{
+	enum { LIMIT = 50 * 1000 };
+	struct run *placed, *other, *found = NULL;
+	struct error err = ERROR_INIT;
+	struct refusals got;
+
+	begin("n1");
+	fake_etcd_limit(LIMIT);
+	other = insert(RUN_QUEUED, "{}");
+	placed = insert(RUN_QUEUED, "{}");
+	change(other, RUN_STARTING, 1);
+	/* In between, and behind it, are changes that etcd takes. */
+	change(placed, RUN_STARTING, 1);
+	change(placed, RUN_STARTING, _i ? 10240 : 1000);
+	change(placed, RUN_QUEUED, 1);
+	got = commit_some();
+	ck_assert(!got.refused[1] && got.refused[2]);
+	for (int i = 0; i < 2; i++) {
+		ck_assert(has_run(1) && !has_run(2));
+		ck_assert_int_eq(pieces_of(2), 0);
+		check_ranks(1, 1, 1);
+		ck_assert_int_eq(store_get(store, 2, &found, &err), -ENOENT);
+		end();
+		begin("n2");
+	}
+	run_free(placed);
+	run_free(other);
+}
+END_TEST
+
 /* Where the limits of etcd are lower than by default. */
 START_TEST(a_transaction_that_is_too_large_is_divided)
 {
@@ -1300,6 +1333,7 @@ int main(void)
 	tcase_add_test(tc, pieces_are_joined);
 	tcase_add_test(tc, runs_that_have_ended_take_so_many_bytes_at_most);
 	tcase_add_loop_test(tc, a_run_that_etcd_refuses_stops_no_other, 0, 2);
+	tcase_add_loop_test(tc, a_new_run_whose_placement_is_refused_is_in_no_store, 0, 2);
 	tcase_add_test(tc, a_transaction_that_is_too_large_is_divided);
 	tcase_add_test(tc, a_refusal_of_what_is_of_no_run_fails_the_commit);
 	tcase_set_timeout(tc, 120);
