@@ -83,6 +83,8 @@ struct loading {
 	struct store_etcd_contents *out;
 	struct in_pieces *in_pieces;
 	size_t in_pieces_count, next_in_pieces;
+	int64_t *unread; /* runs whose entry cannot be read: it may name pieces */
+	size_t unread_count, next_unread;
 	size_t next; /* the run whose origin is looked for */
 	int64_t version;
 };
@@ -208,21 +210,35 @@ static int add_in_pieces(struct loading *l, const char *name, const struct run_p
 	return 0;
 }
 
+static int add_unread(struct loading *l, const char *name, struct error *err)
+{
+	int64_t *list = reallocarray(l->unread, l->unread_count + 1, sizeof(*list));
+
+	if (!list)
+		return error_oom(err);
+	l->unread = list;
+	if (str_to_int64(name, 1, INT64_MAX, &list[l->unread_count]) == 0)
+		l->unread_count++;
+	return 0;
+}
+
 static int take_entry(void *context, const char *name, const char *value, struct error *err)
 {
 	struct loading *l = context;
 	_cleanup_(run_entry_release) struct run_entry entry = {0};
 	_cleanup_json_ json_t *json = NULL;
 	struct run_pieces named;
+	bool in_pieces;
 	int r = json_parse(value, strlen(value), "etcd", &json, err);
 
-	if (r == 0 && json_object_get(json, "pieces")) {
-		r = run_pieces_decode(json, &named, err);
-		return r < 0 ? pass_over(name, r, err) : add_in_pieces(l, name, &named, err);
-	}
+	in_pieces = r == 0 && json_object_get(json, "pieces");
 	if (r == 0)
-		r = run_entry_decode(json, &entry, err);
-	return r < 0 ? pass_over(name, r, err) : add_run(l, &entry, strlen(value), err);
+		r = in_pieces ? run_pieces_decode(json, &named, err) : run_entry_decode(json, &entry, err);
+	if (r < 0) {
+		r = pass_over(name, r, err);
+		return r < 0 ? r : add_unread(l, name, err);
+	}
+	return in_pieces ? add_in_pieces(l, name, &named, err) : add_run(l, &entry, strlen(value), err);
 }
 
 static int add_stale(struct loading *l, const char *name, struct error *err)
@@ -240,7 +256,14 @@ static int add_stale(struct loading *l, const char *name, struct error *err)
 	return 0;
 }
 
-/* Of "RUN/SERIES/PIECE". Both lists are in the order of runs. */
+static bool is_unread(struct loading *l, int64_t id)
+{
+	while (l->next_unread < l->unread_count && l->unread[l->next_unread] < id)
+		l->next_unread++;
+	return l->next_unread < l->unread_count && l->unread[l->next_unread] == id;
+}
+
+/* Of "RUN/SERIES/PIECE". All lists are in the order of runs. */
 static int take_piece(void *context, const char *name, const char *value, struct error *err)
 {
 	struct loading *l = context;
@@ -254,7 +277,7 @@ static int take_piece(void *context, const char *name, const char *value, struct
 		l->next_in_pieces++;
 	in = l->next_in_pieces < l->in_pieces_count ? &l->in_pieces[l->next_in_pieces] : NULL;
 	if (!in || l->out->batch.runs[in->run].run.id != id || in->named.series != series)
-		return add_stale(l, name, err);
+		return is_unread(l, id) ? 0 : add_stale(l, name, err);
 	if (piece != in->found)
 		return 0;
 	in->found++;
@@ -299,11 +322,12 @@ static int join_pieces(struct loading *l, struct error *err)
 	return r;
 }
 
-static void free_in_pieces(struct loading *l)
+static void loading_clear(struct loading *l)
 {
 	for (size_t i = 0; i < l->in_pieces_count; i++)
 		strbuf_free(&l->in_pieces[i].text);
 	free(l->in_pieces);
+	free(l->unread);
 }
 
 /* Here, too. */
@@ -395,7 +419,7 @@ int store_etcd_load(struct etcd *etcd, int64_t version, struct store_etcd_conten
 
 	*out = (struct store_etcd_contents){.epochs = NULL};
 	r = load_all(&l, err);
-	free_in_pieces(&l);
+	loading_clear(&l);
 	if (r < 0)
 		return r;
 	leave_out_incomplete(&out->batch, out->sizes);

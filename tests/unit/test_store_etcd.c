@@ -1047,23 +1047,30 @@ START_TEST(a_run_is_never_a_mixture)
 END_TEST
 
 static const struct {
-	const char *run, *pieces[3]; /* of run 2: names and texts, by turns in one string */
+	const char *run, *pieces[3]; /* of run 2: its value, and the names of the pieces that are there */
+	int kept;
 } damages[] = {
-    {"{\"version\":1,\"series\":7,\"pieces\":2,\"bytes\":102}", {"00000000000000000007/000000", NULL, NULL}},
-    {"{\"version\":1,\"series\":7,\"pieces\":1,\"bytes\":102}", {"00000000000000000008/000000", NULL, NULL}},
+    {"{\"version\":1,\"series\":7,\"pieces\":2,\"bytes\":102}", {"00000000000000000007/000000"}, 1},
+    {"{\"version\":1,\"series\":7,\"pieces\":1,\"bytes\":102}", {"00000000000000000008/000000"}, 0},
     {"{\"version\":1,\"series\":7,\"pieces\":2,\"bytes\":102}",
-     {"00000000000000000007/000000", "00000000000000000007/000002", NULL}},
-    {"{\"version\":1,\"series\":7,\"pieces\":1,\"bytes\":9}", {"00000000000000000007/000000", NULL, NULL}},
-    {"{\"version\":1,\"series\":7,\"pieces\":0,\"bytes\":9}", {NULL, NULL, NULL}},
-    {"{\"version\":1,\"pieces\":1}", {"00000000000000000007/000000", NULL, NULL}},
+     {"00000000000000000007/000000", "00000000000000000007/000002"},
+     2},
+    {"{\"version\":1,\"series\":7,\"pieces\":1,\"bytes\":9}", {"00000000000000000007/000000"}, 1},
+    /* Which ones it names is not known: */
+    {"{\"version\":1,\"series\":7,\"pieces\":0,\"bytes\":9}", {NULL}, 0},
+    {"{\"version\":1,\"pieces\":1}", {"00000000000000000007/000000"}, 1},
+    {"{\"version\":1,\"series\":7,\"pieces\":1",
+     {"00000000000000000007/000000", "00000000000000000008/000000"},
+     2},
+    {"{\"version\":2,\"parts\":1}", {"00000000000000000007/000000"}, 1},
 };
 
-/* It is left out, and the others are served. Pieces that it names are left, all others are removed. */
+/* It is left out, and the others are served. Pieces that it names or may name are left, all others are
+ * removed. */
 START_TEST(a_run_without_all_of_its_pieces_is_left_out)
 {
 	struct error err = ERROR_INIT;
 	int64_t ids = 0;
-	int named = 0;
 
 	fake_etcd_put(key_of("runs", 1), ENTRY("1"));
 	fake_etcd_put(key_of("origins", 1), ORIGIN);
