@@ -184,7 +184,8 @@ bool run_rank_failed(const struct run_rank *rank)
 static void blame_rank(struct run *r, const struct run_rank *rank)
 {
 	const struct rank_error *known = run_find_rank_error(r, rank->rank);
-	const char *detail = known ? (known->worker ? known->worker : known->log) : NULL;
+	/* What the worker said may have been dropped. */
+	const char *detail = known ? (known->worker && *known->worker ? known->worker : known->log) : NULL;
 	const char *oom = rank->oom ? " (the kernel ran out of memory: OOM killer)" : "";
 	int64_t status = MAX(rank->exit_status, 0);
 

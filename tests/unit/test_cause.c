@@ -433,6 +433,22 @@ START_TEST(who_lost_a_peer_says_less)
 }
 END_TEST
 
+START_TEST(the_log_is_the_detail_where_the_error_was_dropped)
+{
+	_cleanup_(run_freep) struct run *r = many_ranks();
+	_cleanup_free_ char *text = str_printf("%0*d", 4000, 0);
+	int last = MANY - 1;
+
+	for (int i = 0; i < MANY; i++)
+		run_worker_error(r, i, text, true);
+	ck_assert_str_eq(run_find_rank_error(r, last)->worker, "");
+	one_fails(r, last, 10, "ended");
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_ptr_nonnull(r->detail);
+	ck_assert(str_starts(r->detail, "rank 399 "));
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("cause");
@@ -456,6 +472,7 @@ int main(void)
 	tcase_add_test(tc, words_are_private);
 	tcase_add_loop_test(tc, what_many_ranks_say_is_bounded, 0, 2);
 	tcase_add_test(tc, who_lost_a_peer_says_less);
+	tcase_add_test(tc, the_log_is_the_detail_where_the_error_was_dropped);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
