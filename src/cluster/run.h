@@ -119,6 +119,7 @@ struct run {
 
 	/* Bookkeeping of the owner. */
 	bool dirty;   /* differs from the store */
+	bool refused; /* the store has refused its last change */
 	bool changed; /* its version grew after waiters and feed were last notified */
 	/* Numbers of the owner's commits: the one that makes the run known to the store, the last one that it
 	 * is a part of, and the one that must be on disk before any caller or node learns of its changes. 0:

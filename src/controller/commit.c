@@ -6,7 +6,7 @@
  * numbered: a change that must be on disk first makes its run await the next one that will begin. A run that
  * is changed while it is being written is dirty again, and is written once more. What a failed commit held is
  * in the next one, except for new runs: their submissions are answered with an error. The same is done with a
- * run of which the store takes too little, while the others of its commit are on disk.
+ * run whose record is larger than the store accepts, while the others of its commit are on disk.
  */
 #include "controller/commit.h"
 
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "base/log.h"
+#include "base/str.h"
 #include "controller/internal.h"
 
 #define LAZY_COMMIT_SECONDS 1.0 /* what need not be on disk at once is there after so long */
@@ -74,17 +75,54 @@ static void call_waiters(struct controller *c, const struct error *err)
 	}
 }
 
+static const char cannot_be_written[] = "it cannot be written into the store: ";
+
+static bool says_refused(const struct run *r)
+{
+	return r->reason && str_starts(r->reason, cannot_be_written);
+}
+
+/* It is the reason of a run that has no other one. */
+static void set_refused(struct run *r, const char *why)
+{
+	if (!r->refused)
+		log_err("run %lld: %s%s", (long long)r->id, cannot_be_written, why);
+	r->refused = true;
+	if (r->reason)
+		return;
+	run_set_reason(r, "%s%s", cannot_be_written, why);
+	r->version++;
+	r->changed = true;
+}
+
+static void set_accepted(struct run *r)
+{
+	if (!r->refused)
+		return;
+	r->refused = false;
+	if (!says_refused(r))
+		return;
+	free(steal_pointer(r->reason));
+	r->version++;
+	r->changed = true;
+}
+
 /* Each commit tries again to write what the store has refused of runs that it has. Until it does, nothing of
  * that starts or is answered. */
 static void keep_refused(struct controller *c)
 {
 	for (size_t i = 0; i < c->queue.count; i++) {
 		struct run *r = c->queue.list[i];
-		const char *why = r->written_by == c->commits ? store_refusal(c->store, r->id) : NULL;
+		const char *why;
 
-		if (!why || r->inserted_by == c->commits)
+		if (r->written_by != c->commits || r->inserted_by == c->commits)
 			continue;
-		log_err("run %lld cannot be written into the store: %s", (long long)r->id, why);
+		why = store_refusal(c->store, r->id);
+		if (!why) {
+			set_accepted(r);
+			continue;
+		}
+		set_refused(r, why);
 		r->dirty = true;
 		if (r->awaits == c->commits)
 			r->awaits++;
@@ -124,6 +162,16 @@ static void on_committed(void *context, int code, const struct error *err)
 		c->on_committed(c);
 }
 
+/* That it cannot be written is not written. */
+static void update(struct controller *c, struct run *r)
+{
+	char *reason = says_refused(r) ? steal_pointer(r->reason) : NULL;
+
+	store_update(c->store, r);
+	if (reason)
+		r->reason = reason;
+}
+
 void commit_changes(struct controller *c, void (*done)(struct controller *c))
 {
 	if (store_is_busy(c->store))
@@ -136,7 +184,7 @@ void commit_changes(struct controller *c, void (*done)(struct controller *c))
 
 		if (!r->dirty)
 			continue;
-		store_update(c->store, r);
+		update(c, r);
 		r->dirty = false;
 		r->written_by = c->commits;
 	}

@@ -9,8 +9,9 @@
 struct controller;
 struct commit_waiter;
 
-/* err NULL: all that had been changed of the run, or beside runs, when the waiter was made is on disk.
- * Otherwise it is not yet; it is in effect, and is committed as soon as the store can be written again. */
+/* err NULL: all that had been changed of the run, or of anything other than runs, when the waiter was made is
+ * on disk. Otherwise it is not yet; it is in effect, and is committed as soon as the store can be written
+ * again. */
 typedef void (*committed_fn)(void *context, const struct error *err);
 
 /* run: 0: none, or several. Calls `done` once, never from within; the waiter is gone then. NULL: out of

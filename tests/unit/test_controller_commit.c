@@ -4,6 +4,9 @@
  * or published; and a commit that takes long, or fails, delays nothing else. The test controls the time, the
  * nodes and the speed of the store.
  */
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "commit_bed.h"
 
 START_TEST(a_submission_is_on_disk_before_it_is_answered_and_started)
@@ -193,6 +196,119 @@ START_TEST(a_change_that_the_store_refuses_is_kept)
 	turn(&b);
 	commits_end(&b);
 	ck_assert_int_eq(controller_active_count(b.controller), 1);
+	bed_end(&b);
+}
+END_TEST
+
+static const char refusal[] = "it cannot be written into the store: it is too large";
+
+static void check_reason(struct bed *b, int64_t id, const char *reason)
+{
+	_cleanup_(run_freep) struct run *owned = NULL;
+	struct error err = ERROR_INIT;
+	const struct run *r;
+
+	ck_ok(controller_find_run(b->controller, id, &r, &owned, &err), &err);
+	ck_assert_pstr_eq(r->reason, reason);
+}
+
+/* The text that is written to standard error from now on goes into a file. */
+static int divert_log(const struct bed *b)
+{
+	_cleanup_free_ char *path = str_path_join(b->dir, "log");
+	int before = dup(STDERR_FILENO), fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+
+	ck_assert_int_ge(fd, 0);
+	ck_assert_int_ge(before, 0);
+	dup2(fd, STDERR_FILENO);
+	close(fd);
+	return before;
+}
+
+static int count_in_log(const struct bed *b, const char *text, int before)
+{
+	_cleanup_free_ char *path = str_path_join(b->dir, "log"), *log = NULL;
+	struct error err = ERROR_INIT;
+	int n = 0;
+
+	dup2(before, STDERR_FILENO);
+	close(before);
+	ck_ok(file_read(path, 1 << 20, &log, NULL, &err), &err);
+	for (const char *at = log; (at = strstr(at, text)); at += strlen(text))
+		n++;
+	return n;
+}
+
+/* It says so until the store takes it, and the log says so once; the store never has that reason. */
+START_TEST(a_placement_that_the_store_refuses_has_a_reason)
+{
+	_cleanup_(run_freep) struct run *stored = NULL;
+	struct answer first, second;
+	struct error err = ERROR_INIT;
+	struct bed b;
+	int log;
+
+	bed_start(&b);
+	submit_and_commit(&b, &first);
+	submit_and_commit(&b, &second);
+	held_store_refuse(b.held, 2);
+	log = divert_log(&b);
+	both_report(&b, 1, 1, "ended");
+	for (int i = 0; i < 3; i++) {
+		turn(&b);
+		commits_end(&b);
+		ck_assert_int_eq(state_of(&b, 2), RUN_STARTING);
+		check_reason(&b, 2, refusal);
+		b.now += 2;
+	}
+	ck_assert_int_eq(count_in_log(&b, refusal, log), 1);
+	ck_assert_ptr_null(strstr(b.starts, ":2.1"));
+	held_store_refuse(b.held, 0);
+	turn(&b);
+	commits_end(&b);
+	ck_assert_ptr_nonnull(strstr(b.starts, "n1:2.1"));
+	check_reason(&b, 2, NULL);
+	ck_ok(store_get(b.store, 2, &stored, &err), &err);
+	ck_assert_ptr_null(stored->reason);
+	/* The next refusal is logged again. */
+	held_store_refuse(b.held, 2);
+	log = divert_log(&b);
+	both_report(&b, 2, 1, "running");
+	turn(&b);
+	b.now += 2;
+	turn(&b);
+	commits_end(&b);
+	ck_assert_int_eq(count_in_log(&b, refusal, log), 1);
+	bed_end(&b);
+}
+END_TEST
+
+/* Another reason is not lost. */
+START_TEST(a_refused_change_keeps_the_reason_of_its_run)
+{
+	_cleanup_(run_freep) struct run *owned = NULL;
+	_cleanup_free_ char *reason = NULL;
+	struct error err = ERROR_INIT;
+	const struct run *r;
+	struct answer a;
+	struct bed b;
+
+	bed_start(&b);
+	submit_and_commit(&b, &a);
+	both_report(&b, 1, 1, "running");
+	turn(&b);
+	held_store_refuse(b.held, 1);
+	ck_assert_uint_eq(controller_evict_runs(b.controller, "n2"), 1);
+	ck_ok(controller_find_run(b.controller, 1, &r, &owned, &err), &err);
+	reason = strdup(r->reason);
+	turn(&b);
+	commits_end(&b);
+	check_reason(&b, 1, reason);
+	held_store_refuse(b.held, 0);
+	b.now += 2;
+	turn(&b);
+	commits_end(&b);
+	check_reason(&b, 1, reason);
 	bed_end(&b);
 }
 END_TEST
@@ -673,6 +789,8 @@ int main(void)
 	tcase_add_test(c, a_submission_that_failed_can_be_repeated);
 	tcase_add_test(c, a_new_run_that_the_store_refuses_fails_alone);
 	tcase_add_test(c, a_change_that_the_store_refuses_is_kept);
+	tcase_add_test(c, a_placement_that_the_store_refuses_has_a_reason);
+	tcase_add_test(c, a_refused_change_keeps_the_reason_of_its_run);
 	tcase_add_test(c, a_placement_during_a_commit_is_not_in_its_answer);
 	tcase_add_test(c, commands_are_committed_at_once);
 	tcase_add_test(c, an_evicted_run_is_committed);
