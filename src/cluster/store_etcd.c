@@ -30,6 +30,7 @@
 #include "base/random.h"
 #include "base/str.h"
 #include "cluster/store_backend.h"
+#include "cluster/store_etcd_ended.h"
 #include "cluster/store_etcd_load.h"
 #include "cluster/store_etcd_txn.h"
 #include "wire/run_entry.h"
@@ -38,9 +39,6 @@ enum {
 	ORIGIN_MAX = 1200 * 1000, /* etcd's default is 1.5 MiB for all of a transaction */
 	ENTRY_MAX = 1000 * 1000,  /* a longer one is in pieces, */
 	PIECE_BYTES = 100 * 1000, /* each of so many bytes but for the last */
-	ENDED_MAX = 500,          /* runs that have ended are kept there, */
-	ENDED_BYTES =
-	    64 << 20,      /* the newest, and of those before it no more than have so many bytes in all */
 	VERSION_BITS = 20, /* of a version that are below the epoch: a new controller gives higher ones */
 	CLUSTER_SIZE = 33, /* the id of a cluster, 128 random bits in hexadecimal, and a NUL */
 };
@@ -52,12 +50,6 @@ struct written {
 	bool pieces;   /* there may be some */
 };
 
-struct ended {
-	int64_t id;
-	size_t bytes;
-	bool pieces;
-};
-
 struct etcd_store {
 	struct etcd *etcd;
 	struct election *election;
@@ -66,8 +58,7 @@ struct etcd_store {
 	/* The names of all keys of drains that have been there. */
 	char **drains;
 	size_t drain_count;
-	struct ended ended[ENDED_MAX]; /* a ring: the oldest one is at `oldest` */
-	size_t oldest, ended_count, ended_bytes;
+	struct ended_runs ended;
 	int64_t series; /* the next one, above all that controllers before have given */
 };
 
@@ -169,40 +160,6 @@ static void forget_written(struct etcd_store *s, int64_t id)
 	memmove(w, w + 1, (char *)(s->written + --s->written_count) - (char *)w);
 }
 
-static struct ended *ended_at(struct etcd_store *s, size_t i)
-{
-	return &s->ended[(s->oldest + i) % ENDED_MAX];
-}
-
-static struct ended *find_ended(struct etcd_store *s, int64_t id)
-{
-	for (size_t i = 0; i < s->ended_count; i++)
-		if (ended_at(s, i)->id == id)
-			return ended_at(s, i);
-	return NULL;
-}
-
-static struct ended drop_oldest(struct etcd_store *s)
-{
-	struct ended oldest = s->ended[s->oldest];
-
-	s->oldest = (s->oldest + 1) % ENDED_MAX;
-	s->ended_count--;
-	s->ended_bytes -= oldest.bytes;
-	return oldest;
-}
-
-static bool has_room(const struct etcd_store *s, size_t bytes)
-{
-	return s->ended_count == 0 || (s->ended_count < ENDED_MAX && s->ended_bytes + bytes <= ENDED_BYTES);
-}
-
-static void add_ended(struct etcd_store *s, const struct ended *e)
-{
-	*ended_at(s, s->ended_count++) = *e;
-	s->ended_bytes += e->bytes;
-}
-
 /* Those of all series so far but the newest, or of that, too. */
 static int remove_pieces(struct etcd_store *s, struct store_etcd_txn *t, int64_t id, bool newest,
                          struct error *err)
@@ -231,26 +188,21 @@ static int remove_run(struct etcd_store *s, struct store_etcd_txn *t, int64_t id
 }
 
 /* The oldest ones that have ended make room for this one. One of a batch that has failed is there already. */
-static int note_ended(struct etcd_store *s, struct store_etcd_txn *t, const struct ended *e,
+static int note_ended(struct etcd_store *s, struct store_etcd_txn *t, const struct ended_run *e,
                       struct error *err)
 {
-	struct ended *known = find_ended(s, e->id);
+	struct ended_run oldest;
 
-	if (known) {
-		s->ended_bytes += e->bytes - known->bytes;
-		known->bytes = e->bytes;
-		known->pieces = known->pieces || e->pieces;
+	if (ended_runs_update(&s->ended, e))
 		return 0;
-	}
 	t->run = STORE_ETCD_NO_RUN;
-	while (!has_room(s, e->bytes)) {
-		struct ended oldest = drop_oldest(s);
+	while (ended_runs_make_room(&s->ended, e->bytes, &oldest)) {
 		int r = remove_run(s, t, oldest.id, oldest.pieces, err);
 
 		if (r < 0)
 			return r;
 	}
-	add_ended(s, e);
+	ended_runs_add(&s->ended, e);
 	return 0;
 }
 
@@ -334,7 +286,8 @@ static int put_run(struct etcd_store *s, struct store_etcd_txn *t, const struct 
 	_cleanup_free_ char *text = entry_text(stored);
 	int64_t id = stored->run.id;
 	const struct written *before = find_written(s, id);
-	const struct ended *ended = run_state_final(stored->run.state) ? find_ended(s, id) : NULL;
+	const struct ended_run *ended =
+	    run_state_final(stored->run.state) ? ended_runs_find(&s->ended, id) : NULL;
 	bool had_pieces = before ? before->pieces : ended && ended->pieces, pieces;
 	uint64_t hash;
 	int r;
@@ -353,7 +306,7 @@ static int put_run(struct etcd_store *s, struct store_etcd_txn *t, const struct 
 	if (r < 0 || !run_state_final(stored->run.state))
 		return r;
 	forget_written(s, id);
-	return note_ended(s, t, &(struct ended){id, strlen(text), pieces}, err);
+	return note_ended(s, t, &(struct ended_run){id, strlen(text), pieces}, err);
 }
 
 /* The other spellings go last: the node is drained in between, too. */
@@ -559,16 +512,14 @@ static int note_loaded(struct etcd_store *s, struct store_etcd_contents *l, stru
 	l->drain_count = 0;
 	for (size_t i = 0; i < l->batch.run_count; i++) {
 		const struct stored_run *stored = &l->batch.runs[i];
-		const struct ended e = {stored->run.id, l->sizes[i].bytes, l->sizes[i].pieces};
+		const struct ended_run e = {stored->run.id, l->sizes[i].bytes, l->sizes[i].pieces};
 
 		if (!run_state_final(stored->run.state)) {
 			if (note_written(s, e.id, 0, e.pieces) < 0)
 				return error_oom(err);
 			continue;
 		}
-		if (s->ended_count == ENDED_MAX)
-			drop_oldest(s);
-		add_ended(s, &e);
+		ended_runs_add(&s->ended, &e);
 	}
 	return 0;
 }
