@@ -1197,7 +1197,7 @@ START_TEST(a_run_that_etcd_refuses_stops_no_other)
 	enum { LIMIT = 50 * 1000 };
 	_cleanup_free_ char *large = calloc(1, LIMIT + 1);
 	struct refusals got;
-	struct run *runs[3], *placed;
+	struct run *runs[3], *placed, *found = NULL;
 	struct error err = ERROR_INIT;
 
 	memset(large, 'x', LIMIT);
@@ -1218,7 +1218,8 @@ START_TEST(a_run_that_etcd_refuses_stops_no_other)
 	check_ranks(1, 1, 1);
 	check_ranks(2, 0, 0);
 	check_ranks(3, 1, 1);
-	ck_assert_int_eq(store_get(store, 4, &placed, &err), -ENOENT);
+	ck_assert_int_eq(store_get(store, 4, &found, &err), -ENOENT);
+	run_free(placed);
 	ck_assert(has_run(1) && has_run(2) && has_run(3) && !has_run(4) && has_run(5));
 	ck_assert_int_eq(writes_of(1), 2);
 	ck_assert_int_eq(writes_of(2), 1);
