@@ -36,7 +36,8 @@ struct call_queue {
 struct http_client {
 	sd_event *event;
 	CURLM *multi;
-	sd_event_source *timer, *turn; /* the latter begins calls that have waited */
+	/* turn: frees calls that were cancelled in their callback, and begins those that have waited. */
+	sd_event_source *timer, *turn;
 	struct call_queue queues[HTTP_QUEUES];
 	const struct identity *identity;
 	struct http_transfer *transfers;
@@ -65,6 +66,7 @@ struct http_transfer {
 	char *where;
 	char curl_error[CURL_ERROR_SIZE];
 	bool headers_told, paused;
+	bool in_data, cancelled; /* on_data of it is being called; it was cancelled there */
 };
 
 /* It has its connection, or has ended: the next one of its queue may begin, but not within a callback of
@@ -192,7 +194,7 @@ static void transfer_done(struct http_transfer *t, CURLcode code)
 	else /* another connection that was refused says nothing of a body that has left over the first one */
 		error_set(&a.error, code == CURLE_COULDNT_CONNECT && !t->taken ? -ECONNREFUSED : -EIO,
 		          "%s: %s%s", t->where, describe(t, code), certificate_hint(t, code));
-	if (t->call.on_done)
+	if (t->call.on_done && !t->cancelled)
 		t->call.on_done(t->call.context, &a);
 	transfer_free(t);
 }
@@ -359,7 +361,13 @@ static void begin_waiting(struct http_transfer *t)
 static int on_turn(sd_event_source *source, void *userdata)
 {
 	struct http_client *c = userdata;
+	struct http_transfer *next;
 
+	for (struct http_transfer *t = c->transfers; t; t = next) {
+		next = t->next;
+		if (t->cancelled)
+			transfer_free(t);
+	}
 	for (size_t i = 1; i < HTTP_QUEUES; i++)
 		while (c->queues[i].first && has_room(&c->queues[i]))
 			begin_waiting(c->queues[i].first);
@@ -408,7 +416,7 @@ void http_client_destroy(struct http_client *c)
 		struct http_answer a = {.body = ""};
 
 		error_set(&a.error, -ECANCELED, "cancelled");
-		if (t->call.on_done)
+		if (t->call.on_done && !t->cancelled)
 			t->call.on_done(t->call.context, &a);
 		transfer_free(t);
 	}
@@ -427,6 +435,8 @@ static size_t on_body(char *data, size_t size, size_t n, void *userdata)
 	struct http_transfer *t = userdata;
 	size_t len = size * n;
 
+	if (t->cancelled)
+		return 0;
 	if (t->paused)
 		return CURL_WRITEFUNC_PAUSE;
 	if (!t->call.on_data) {
@@ -435,7 +445,9 @@ static size_t on_body(char *data, size_t size, size_t n, void *userdata)
 		strbuf_add(&t->answer, data, len);
 		return len;
 	}
+	t->in_data = true;
 	t->call.on_data(t->call.context, data, len);
+	t->in_data = false;
 	return len;
 }
 
@@ -601,8 +613,15 @@ int http_client_call(struct http_client *c, const struct http_call *call, struct
 
 void http_transfer_cancel(struct http_transfer *t)
 {
-	if (t)
+	if (!t)
+		return;
+	if (!t->in_data) {
 		transfer_free(t);
+		return;
+	}
+	/* libcurl, which is calling, would use it after it was freed. */
+	t->cancelled = true;
+	sd_event_source_set_enabled(t->client->turn, SD_EVENT_ONESHOT);
 }
 
 void http_transfer_pause(struct http_transfer *t, bool pause)

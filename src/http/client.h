@@ -75,6 +75,7 @@ DEFINE_CLEANUP(struct http_client *, http_client_destroy)
 /* Never calls back from within. *out (may be NULL) is valid until on_done. */
 int http_client_call(struct http_client *client, const struct http_call *call, struct http_transfer **out,
                      struct error *err);
+/* Also from on_data of the same call; no callback of it is called after that. */
 void http_transfer_cancel(struct http_transfer *t);
 /* For a reader that cannot take more: stops and goes on with the body. */
 void http_transfer_pause(struct http_transfer *t, bool pause);

@@ -150,6 +150,7 @@ struct asked {
 	struct http_transfer *transfer;
 	char heads[64]; /* "203 text/x-pieces;": the arguments of each call of on_headers */
 	bool pauses;    /* with its first piece */
+	bool cancels;   /* with its first piece, or that after the pause */
 	bool paused;
 	struct strbuf pieces;
 	/* The answer. */
@@ -175,6 +176,10 @@ static void on_data(void *context, const void *data, size_t len)
 
 	ck_assert(!a->paused && !a->done);
 	strbuf_add(&a->pieces, data, len);
+	if (a->cancels && !a->pauses) {
+		http_transfer_cancel(a->transfer);
+		a->paused = true; /* no more comes */
+	}
 	if (a->pauses) {
 		a->pauses = false;
 		a->paused = true;
@@ -218,7 +223,7 @@ static void begin(struct asked *a, struct http_call call)
 	call.connect = 300;
 	call.context = a;
 	call.on_done = on_done;
-	*a = (struct asked){.pauses = a->pauses};
+	*a = (struct asked){.pauses = a->pauses, .cancels = a->cancels};
 	ck_ok(http_client_call(client, &call, &a->transfer, &err), &err);
 	ck_assert_int_eq(a->done, 0);
 }
@@ -506,6 +511,46 @@ START_TEST(a_cancelled_call_says_nothing)
 }
 END_TEST
 
+/* While it is given the only piece, or one that had waited; then the client may be gone before libcurl knows
+ * of it. */
+START_TEST(a_call_may_be_cancelled_while_it_is_given_data)
+{
+	enum { SIZE = 1 << 20 };
+	struct asked a = {.cancels = true, .pauses = _i > 0}, other = {0};
+	size_t len;
+
+	memset(big, 'y', SIZE);
+	begin(&a, (struct http_call){.target = "/stream", .on_headers = on_headers, .on_data = on_data});
+	while (!stream)
+		turn();
+	http_stream_write(stream, big, _i > 0 ? SIZE : 1);
+	while (!a.paused)
+		turn();
+	if (_i > 0) {
+		ask(&other, (struct http_call){.target = "/tell"});
+		release(&other);
+		a.paused = false;
+		http_transfer_pause(a.transfer, false);
+		while (!a.paused)
+			turn();
+	}
+	len = a.pieces.len;
+	if (_i == 2) {
+		http_client_destroy(steal_pointer(client));
+	} else {
+		ask(&other, (struct http_call){.target = "/tell"});
+		release(&other);
+	}
+	/* The service sees that its caller has gone. */
+	while (stream)
+		turn();
+	ck_assert_uint_eq(a.pieces.len, len);
+	ck_assert_uint_lt(len, SIZE);
+	ck_assert_int_eq(a.done, 0);
+	release(&a);
+}
+END_TEST
+
 START_TEST(without_a_key_no_service_is_called)
 {
 	struct error err = ERROR_INIT;
@@ -733,6 +778,7 @@ int main(void)
 	tcase_add_test(c, a_reader_may_pause);
 	tcase_add_test(c, a_call_has_a_time_limit);
 	tcase_add_test(c, a_cancelled_call_says_nothing);
+	tcase_add_loop_test(c, a_call_may_be_cancelled_while_it_is_given_data, 0, 3);
 	tcase_add_test(c, without_a_key_no_service_is_called);
 	tcase_add_test(c, no_proxy_stands_between_services);
 	tcase_add_test(c, a_connection_is_quick_and_watched);
