@@ -31,7 +31,7 @@ struct source {
 	struct strbuf line; /* the part of a line that has come, where lines are prefixed */
 	int64_t position;   /* behind what has come; -1: not known */
 	struct frame_reader frames;
-	bool framed, bad, done; /* of another node's answer: it is frames; it is none */
+	bool framed, bad, done; /* of another node's answer: it is frames; it is an error */
 };
 
 struct view {
@@ -255,6 +255,11 @@ static int open_local(struct source *s, struct error *err)
 	return 0;
 }
 
+static void lose_rest(struct source *s)
+{
+	write_message(s, "(dtrain: this log cannot be read to its end)");
+}
+
 static void on_headers(void *context, int status, const char *type)
 {
 	struct source *s = context;
@@ -285,8 +290,14 @@ static void on_data(void *context, const void *data, size_t len)
 		return;
 	if (!s->framed)
 		pass(s, data, len, s->position < 0 ? -1 : s->position + (int64_t)len);
-	else
-		s->bad = frame_read(&s->frames, data, len, on_frame, s, NULL) < 0;
+	else if (frame_read(&s->frames, data, len, on_frame, s, NULL) < 0) {
+		lose_rest(s);
+		/* It may otherwise go on for as long as the attempt runs. */
+		http_transfer_cancel(s->transfer);
+		s->transfer = NULL;
+		source_done(s);
+		return;
+	}
 	if (http_stream_pending(s->view->stream) > HIGH)
 		http_transfer_pause(s->transfer, true);
 }
@@ -297,7 +308,7 @@ static void on_done(void *context, const struct http_answer *a)
 
 	s->transfer = NULL;
 	if (a->status == 0 || s->bad)
-		write_message(s, "(dtrain: this log cannot be read to its end)");
+		lose_rest(s);
 	source_done(s);
 }
 

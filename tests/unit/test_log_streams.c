@@ -540,11 +540,16 @@ START_TEST(what_is_no_frame_is_not_a_log)
 	serve_positions(2, -1, -1);
 	t = fake_client_last();
 	t->call.on_headers(t->call.context, 200, FRAME_TYPE);
-	on_remote(t, "2 1 4 4\none\nnonsense\n");
-	on_remote(t, "2 1 8 4\ntwo\n");
-	end_remote(t);
+	on_remote(t, "2 1 4 4\none\nnonsense\n2 1 8 4\ntwo\n");
 	ck_assert_str_eq(text(), "2 0 0 0\n2 1 4 4\none\n"
 	                         "2 1 -1 45\n(dtrain: this log cannot be read to its end)\n");
+	/* The attempt goes on, and so does the other rank; the rest of this one is not awaited. */
+	ck_assert(t->cancelled);
+	ck_assert(!request.stream.ended);
+	fake_stream_drain(&request.stream);
+	log_streams_finish(d.logs, 7, 2);
+	readers[0].wakeup(readers[0].context);
+	ck_assert(request.stream.ended);
 }
 END_TEST
 
