@@ -60,14 +60,20 @@ static int show(struct stream *s, const char *data, size_t len, struct error *er
 /* What comes next may not be what follows on what came before: it begins a line. */
 static int doubt(struct stream *s, struct error *err)
 {
+	int r;
+
 	if (s->doubted)
 		return 0;
 	s->doubted = true;
+	/* On a terminal the message would be appended to the open line. */
+	r = s->line_is_open ? show(s, "\n", 1, err) : 0;
+	if (r < 0)
+		return r;
 	if (s->client->before_message)
 		s->client->before_message(s->client->message_context);
 	client_fail(0, s->request->metrics ? "reports may be missing here, or repeated"
 	                                   : "lines may be missing here, or repeated");
-	return s->line_is_open ? show(s, "\n", 1, err) : 0;
+	return 0;
 }
 
 static bool is_of_all(const struct stream *s)

@@ -75,7 +75,9 @@ int frame_read(struct frame_reader *reader, const char *data, size_t len, frame_
 		if (reader->left == 0) {
 			r = take_head(reader, data, len);
 			if (r < 0)
-				return error_set(err, r, "what comes is no stream with positions");
+				return error_set(
+				    err, r,
+				    "dtraind has sent an invalid stream of frames; run the command again");
 			data += r;
 			len -= (size_t)r;
 			whole = reader->head_len == 0 && reader->left == 0;

@@ -203,6 +203,21 @@ START_TEST(lines_of_logs_come_once)
 }
 END_TEST
 
+/* On a terminal the warning is a line of its own, between the two lines. */
+START_TEST(a_warning_is_not_appended_to_a_line)
+{
+	_cleanup_free_ char *answer =
+	    make_answer(&(struct part){NULL, "2 1 0 0\n2 1 6 6\none\ntw2 1 4104 4\nfar\n", WHOLE});
+	const struct fake_step steps[] = {{"GET /v1/runs/17/" FIRST " ", NULL, answer, 0}};
+	struct fake_service *fake = fake_service_start(fixture_socket(), steps, ARRAY_SIZE(steps));
+	_cleanup_(call_release) struct call call = fixture_terminal(cmd_logs, "logs -f -r 1 17", 80);
+
+	fake_service_stop(fake);
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_str_eq(call.output, "one\r\ntw\r\ndtrain: lines " DOUBT "\r\nfar\r\n");
+}
+END_TEST
+
 /* After the break another attempt runs elsewhere, and the node has no log of the one that was read. */
 START_TEST(a_log_that_is_gone_is_an_error)
 {
@@ -241,7 +256,8 @@ START_TEST(what_is_no_frame_is_an_error)
 
 	ck_assert_int_eq(call.status, EXIT_FAILURE);
 	ck_assert_str_eq(call.output, "");
-	ck_assert_str_eq(call.errors, "dtrain: what comes is no stream with positions\n");
+	ck_assert_str_eq(call.errors,
+	                 "dtrain: dtraind has sent an invalid stream of frames; run the command again\n");
 }
 END_TEST
 
@@ -315,6 +331,7 @@ int main(void)
 	tcase_add_checked_fixture(tc, fixture_setup, fixture_teardown);
 	tcase_set_timeout(tc, 60);
 	tcase_add_loop_test(tc, lines_of_logs_come_once, 0, ARRAY_SIZE(logs));
+	tcase_add_test(tc, a_warning_is_not_appended_to_a_line);
 	tcase_add_test(tc, a_log_that_is_gone_is_an_error);
 	tcase_add_loop_test(tc, what_is_no_frame_is_an_error, 0, 12);
 	tcase_add_loop_test(tc, reports_come_once, 0, ARRAY_SIZE(watches));

@@ -104,7 +104,8 @@ START_TEST(what_is_no_frame_is_refused)
 		ck_assert_msg(frame_read(&reader, wrong[i], strlen(wrong[i]), collect, &result, &err) ==
 		                  -EPROTO,
 		              "%s", wrong[i]);
-		ck_assert_str_eq(err.message, "what comes is no stream with positions");
+		ck_assert_str_eq(err.message,
+		                 "dtraind has sent an invalid stream of frames; run the command again");
 	}
 	/* A NUL hides nothing. */
 	reader = (struct frame_reader){0};
