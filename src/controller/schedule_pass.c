@@ -53,6 +53,17 @@ static void take_result(struct controller *c, struct run *r, struct sched_run *s
 	controller_await_commit(c, r);
 }
 
+/* A node that is not in the hosts file takes no new run, however long it still has a part of one. */
+static size_t drop_removed(struct controller *c, struct sched_node *nodes)
+{
+	size_t n = 0;
+
+	for (size_t i = 0; i < members_count(c->members); i++)
+		if (!members_get(c->members, i)->removed)
+			nodes[n++] = nodes[i];
+	return n;
+}
+
 int schedule_pass_check(struct controller *c, const struct run *r, struct error *err)
 {
 	_cleanup_free_ struct sched_node *nodes = sched_nodes_capacity(c);
@@ -62,7 +73,7 @@ int schedule_pass_check(struct controller *c, const struct run *r, struct error 
 
 	if (!nodes)
 		return error_oom(err);
-	code = schedule_possible(nodes, members_count(c->members), &asked, err);
+	code = schedule_possible(nodes, drop_removed(c, nodes), &asked, err);
 	return code == -ENODEV ? error_set(err, code, "the run %s", asked.reason) : code;
 }
 

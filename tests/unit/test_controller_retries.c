@@ -9,6 +9,7 @@
 #include "controller/nodes.h"
 #include "controller/reconcile.h"
 #include "controller/runs.h"
+#include "controller/submit.h"
 #include "controller_bed.h"
 
 /* A command of one slot on each of so many nodes. */
@@ -681,6 +682,49 @@ START_TEST(a_lost_node_outside_of_the_hosts_file_is_fenced)
 }
 END_TEST
 
+/* Whether a run on one device of each node could run; refusal: what is said, NULL: it could. */
+static void check_resources(struct bed *b, const char *resources, const char *refusal)
+{
+	_cleanup_free_ char *text =
+	    str_printf("{\"task\":\"command\",\"command\":[\"true\"],\"directory\":\"/tmp\","
+	               "\"resources\":{\"devices_per_node\":1,%s}}",
+	               resources);
+	_cleanup_json_ json_t *given = json_loads(text, 0, NULL);
+	_cleanup_(run_config_freep) struct run_config *config = NULL;
+	struct error err = ERROR_INIT;
+	struct run *r = NULL;
+
+	ck_ok(run_config_from_json(given, &config, &err), &err);
+	ck_ok(run_new(config, &r, &err), &err);
+	ck_assert_int_eq(controller_check(bed_controller(b), r, &err), refusal ? -ENODEV : 0);
+	if (refusal)
+		ck_assert_str_eq(err.message, refusal);
+	run_free(r);
+}
+
+/* It still has a part of a run, but it is no node of the cluster for a new one: whether this controller knew
+ * it, or has started since. */
+START_TEST(a_node_that_was_removed_takes_no_new_run)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run = submit_keeping(b);
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_cut_off(b, "n2", true);
+	bed_pass(b, 20);
+	bed_set_hosts(b, "n1 slots=1\n");
+	if (_i)
+		bed_restart_controller(b);
+	bed_pass(b, 20);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	check_resources(b, "\"nodes\":2", "the run asks for 2 nodes; the cluster has 1 node");
+	check_resources(b, "\"hosts\":[\"n2\"]",
+	                "the run asks for host n2, which is not in the cluster; its nodes are n1");
+	check_resources(b, "\"hosts\":[\"n1\"]", NULL);
+	bed_free(b);
+}
+END_TEST
+
 /* Nobody knows whether a start without an answer has arrived, or will. */
 START_TEST(a_start_without_an_answer_may_arrive_late)
 {
@@ -780,6 +824,7 @@ int main(void)
 	tcase_add_test(tc, a_start_from_before_a_partition_is_refused);
 	tcase_add_test(tc, a_lost_node_that_was_removed_ends_the_wait);
 	tcase_add_test(tc, a_lost_node_outside_of_the_hosts_file_is_fenced);
+	tcase_add_loop_test(tc, a_node_that_was_removed_takes_no_new_run, 0, 2);
 	tcase_add_test(tc, an_attempt_that_a_restored_store_does_not_know_is_left_alone);
 	tcase_add_test(tc, no_attempt_follows_where_the_time_is_over);
 	suite_add_tcase(suite, tc);
