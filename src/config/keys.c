@@ -20,6 +20,7 @@ const char *const keys_type_words[] = {
     [KEY_NUMBER] = "a number",
     [KEY_BOOL] = "true or false",
     [KEY_LIST] = "a string or a list of strings",
+    [KEY_TEXTS] = "a string or a list of strings",
     [KEY_GROUP] = "a group of strings",
     [KEY_COUNT] = "an integer or \"all\"",
     [KEY_RANGE] = "an integer or a range such as \"2..4\"",
@@ -280,6 +281,7 @@ static int assign(const struct key *k, void *target, const struct value *v, cons
 		fits = v->kind == VALUE_BOOL;
 		break;
 	case KEY_LIST:
+	case KEY_TEXTS:
 		fits = v->kind == VALUE_STRING || v->kind == VALUE_LIST;
 		break;
 	case KEY_GROUP:
@@ -301,6 +303,7 @@ static int assign(const struct key *k, void *target, const struct value *v, cons
 	case KEY_GROUP:
 		return set_string(field, v->s, err);
 	case KEY_LIST:
+	case KEY_TEXTS:
 		return set_list(field, v, err);
 	case KEY_COUNT:
 		if (v->kind == VALUE_STRING) {
@@ -342,7 +345,8 @@ int keys_assign(const struct keys *keys, const struct key *k, void *target, cons
 
 /* ---- overrides and defaults: text ---- */
 
-static char **split_list(const char *text)
+/* strip: the blanks around the items are not theirs. */
+static char **split_list(const char *text, bool strip)
 {
 	_cleanup_free_ char *copy = strdup(text);
 	size_t n = 0, cap = 2;
@@ -356,7 +360,7 @@ static char **split_list(const char *text)
 		return NULL;
 	}
 	for (char *s = strtok_r(copy, ",", &save); s; s = strtok_r(NULL, ",", &save)) {
-		list[n] = strdup(str_strip(s));
+		list[n] = strdup(strip ? str_strip(s) : s);
 		if (!list[n++]) {
 			str_list_free(list);
 			return NULL;
@@ -392,8 +396,9 @@ static int assign_text(const struct keys *keys, const struct key *k, void *targe
 		bad = !v.b && strcmp(text, "false") != 0;
 		break;
 	case KEY_LIST:
+	case KEY_TEXTS:
 		v.kind = VALUE_LIST;
-		v.list = split_list(text);
+		v.list = split_list(text, k->type == KEY_LIST);
 		if (!v.list)
 			return error_oom(err);
 		break;
@@ -416,7 +421,7 @@ static int assign_text(const struct keys *keys, const struct key *k, void *targe
 		                 keys_name(k, name, sizeof(name)), text,
 		                 k->type == KEY_GROUP ? "a JSON object" : keys_type_words[k->type]);
 	r = keys_assign(keys, k, target, &v, where, seen, err);
-	if (k->type == KEY_LIST)
+	if (v.kind == VALUE_LIST)
 		str_list_free(v.list);
 	return r;
 }
@@ -467,6 +472,7 @@ void keys_free(const struct keys *keys, void *target)
 			free(*(char **)field);
 			break;
 		case KEY_LIST:
+		case KEY_TEXTS:
 			str_list_free(*(char ***)field);
 			break;
 		default:

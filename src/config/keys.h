@@ -24,6 +24,7 @@ enum key_type {
 	KEY_NUMBER,   /* double; integers are fine in the source */
 	KEY_BOOL,     /* bool */
 	KEY_LIST,     /* char **, NULL-terminated: a string or a list of strings in the source */
+	KEY_TEXTS,    /* the same, where an override keeps the blanks around the items, which may matter */
 	KEY_GROUP,    /* char *: a group of strings, kept as JSON text */
 };
 

@@ -173,6 +173,7 @@ static bool is_unset(const struct key *k, const void *field)
 	case KEY_GROUP:
 		return !*(char *const *)field;
 	case KEY_LIST:
+	case KEY_TEXTS:
 		return !*(char **const *)field;
 	default:
 		return false;
@@ -210,6 +211,7 @@ static json_t *field_to_json(const struct key *k, const void *field)
 	case KEY_BOOL:
 		return json_boolean(*(const bool *)field);
 	case KEY_LIST:
+	case KEY_TEXTS:
 		return list_to_json(*(char **const *)field);
 	}
 	return NULL;

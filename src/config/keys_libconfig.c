@@ -56,6 +56,7 @@ static int assign_setting(const struct keys *keys, const struct key *k, void *ta
 	struct value v = {0};
 	_cleanup_free_ char *group = NULL;
 	char **list = NULL, name[NAME_MAX_LEN];
+	bool is_list = k->type == KEY_LIST || k->type == KEY_TEXTS;
 	int r = 0;
 
 	switch (config_setting_type(s)) {
@@ -80,7 +81,7 @@ static int assign_setting(const struct keys *keys, const struct key *k, void *ta
 		v.s = config_setting_get_string(s);
 		break;
 	case CONFIG_TYPE_GROUP:
-		if (k->type != KEY_LIST) {
+		if (!is_list) {
 			v.kind = VALUE_GROUP;
 			r = k->type == KEY_GROUP ? group_to_json(s, &group) : 0;
 			v.s = group;
@@ -89,7 +90,7 @@ static int assign_setting(const struct keys *keys, const struct key *k, void *ta
 		/* fall through */
 	default:
 		v.kind = VALUE_LIST;
-		r = k->type == KEY_LIST ? list_from_setting(s, &list) : 0;
+		r = is_list ? list_from_setting(s, &list) : 0;
 		v.list = list;
 		break;
 	}

@@ -16,6 +16,7 @@ struct target {
 	double number;
 	bool flag;
 	char **list;
+	char **texts;
 	int64_t inner, other;
 };
 
@@ -36,6 +37,7 @@ static const struct key table[] = {
     KEY(NULL, number, .type = KEY_NUMBER, .min = 0.5, .max = 2.5),
     KEY(NULL, flag, .type = KEY_BOOL),
     KEY(NULL, list, .type = KEY_LIST),
+    KEY(NULL, texts, .type = KEY_TEXTS),
     KEY("section", inner, .type = KEY_INT),
     KEY("another", other, .type = KEY_INT),
 };
@@ -104,6 +106,8 @@ static const struct {
     {"list", "[1]", "not all strings; a string or a list of strings is needed"},
     {"list", "[\"a\\u0000\"]", "a NUL byte in a string"},
     {"list", "5", "an integer; a string or a list of strings is needed"},
+    {"texts", "[\" a\",\"b \"]", NULL},
+    {"texts", "5", "an integer; a string or a list of strings is needed"},
     {"string", "null", NULL},
 };
 
@@ -168,6 +172,7 @@ static const struct {
     {"list=a,b,,c", "{\"list\":[\"a\",\"b\",\"c\"]}", NULL},
     {"list= a, b c ,d", "{\"list\":[\"a\",\"b c\",\"d\"]}", NULL},
     {"list=", "{\"list\":[]}", NULL},
+    {"texts=\n\n,User: , x", "{\"texts\":[\"\\n\\n\",\"User: \",\" x\"]}", NULL},
     {"group={\"a\":\"b\"}", "{\"group\":{\"a\":\"b\"}}", NULL},
     {"group=[]", NULL, "--set: group: \"[]\" is not a JSON object"},
     {"group={", NULL, "--set: group: \"{\" is not a JSON object"},

@@ -120,6 +120,7 @@ static char *describe_key(const struct key *k)
 	    [KEY_NUMBER] = "number",
 	    [KEY_BOOL] = "true or false",
 	    [KEY_LIST] = "string or list of strings",
+	    [KEY_TEXTS] = "string or list of strings",
 	    [KEY_GROUP] = "group of strings",
 	};
 	struct strbuf b = {0};
