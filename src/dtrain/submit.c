@@ -49,19 +49,22 @@ static int read_config(const struct submit *s, char **arguments, bool is_command
 	return r < 0 ? client_fail(STATUS_USAGE, "%s", err.message) : 0;
 }
 
-/* An output directory that the worker is certain to refuse, where it can be read from here. */
-static int refuse_output(const json_t *config)
+/* An output directory that the worker would refuse as it is here and now. The nodes may have another one of
+ * that name, and a run that is under way may save a checkpoint there before this one begins. */
+static void warn_of_output(const json_t *config)
 {
 	_cleanup_(run_config_freep) struct run_config *c = NULL;
 	_cleanup_free_ char *checkpoint = NULL;
 	struct error err = ERROR_INIT;
 
 	if (run_config_from_json(config, &c, &err) < 0 || !run_task_trains(c->task))
-		return 0;
-	/* What cannot be read here, or is not here, may be otherwise on the nodes. */
-	return output_dir_check(c, &checkpoint, &err) == -ENOTEMPTY
-	           ? client_fail(EXIT_FAILURE, "%s", err.message)
-	           : 0;
+		return;
+	if (output_dir_check(c, &checkpoint, &err) == -ENOTEMPTY)
+		client_fail(0,
+		            "warning: output.dir %s is not empty on this machine, and has no checkpoint that "
+		            "the run would resume from; a node that has these files when the run begins "
+		            "refuses it",
+		            c->output.dir);
 }
 
 static int finish(struct client *client, int64_t id, const struct submit *s)
@@ -129,9 +132,11 @@ int cmd_submit(struct client *client, int argc, char **argv)
 	status = read_config(&s, argv + first, dashes, &config);
 	if (status != 0)
 		goto out;
-	status = dashes ? 0 : estimate_refuse(client, config) ?: refuse_output(config);
+	status = dashes ? 0 : estimate_refuse(client, config);
 	if (status != 0)
 		goto out;
+	if (!dashes)
+		warn_of_output(config);
 	status = client_submit(client, config, &id, &answer);
 	if (status != 0)
 		goto out;

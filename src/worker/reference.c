@@ -12,9 +12,8 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/str.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/weights.h"
-
-#define REFERENCE_NAME "reference.logps"
 
 static bool first_rank(const struct reference_file *f)
 {
@@ -29,7 +28,7 @@ static size_t values_bytes(const struct reference_file *f)
 int reference_save(const struct reference_file *f, struct error *err)
 {
 	size_t key = strlen(f->key), bytes = values_bytes(f), total = key + 1 + bytes;
-	_cleanup_free_ char *path = str_path_join(f->directory, REFERENCE_NAME);
+	_cleanup_free_ char *path = str_path_join(f->directory, REFERENCE_FILE);
 	_cleanup_free_ double *values = malloc(bytes);
 	_cleanup_free_ char *text = malloc(total + sizeof(uint64_t));
 	uint64_t hash;
@@ -51,7 +50,7 @@ int reference_save(const struct reference_file *f, struct error *err)
 static bool read_values(const struct reference_file *f, double *values)
 {
 	size_t key = strlen(f->key), bytes = values_bytes(f), total = key + 1 + bytes, len;
-	_cleanup_free_ char *path = str_path_join(f->directory, REFERENCE_NAME), *text = NULL;
+	_cleanup_free_ char *path = str_path_join(f->directory, REFERENCE_FILE), *text = NULL;
 	uint64_t hash;
 
 	if (!path || file_read(path, 0, &text, &len, NULL) < 0 || len != total + sizeof(hash) ||

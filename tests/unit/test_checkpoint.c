@@ -542,7 +542,7 @@ START_TEST(leftovers_before_a_checkpoint_are_no_use)
 {
 	static const char *const names[] = {"cache",         "algorithms.json",  "runs",
 	                                    "metrics.jsonl", "metrics.jsonl.12", "checkpoint-5.tmp",
-	                                    "model.tmp"};
+	                                    "model.tmp",     "reference.logps"};
 	_cleanup_free_ char *out = unit_tmpdir(), *notes = str_path_join(out, "notes.txt");
 	struct claim claim = {out, "17", 1, NULL, 0, NULL};
 	struct error err = ERROR_INIT;

@@ -202,14 +202,17 @@ START_TEST(an_output_directory_is_what_the_worker_accepts)
 END_TEST
 
 /* STATUS_UNREACHABLE: nothing spoke against it before the service was asked. */
-START_TEST(a_run_is_not_submitted_into_a_directory_in_use)
+START_TEST(a_submission_warns_of_a_directory_in_use)
 {
 	static const struct {
 		const char *options;
 		int status;
 		const char *errors;
 	} cases[] = {
-	    {"-s output.dir=used", 1, "dtrain: output.dir used is not empty and has no checkpoint"},
+	    {"-s output.dir=used", STATUS_UNREACHABLE,
+	     "dtrain: warning: output.dir used is not empty on this machine, and has no checkpoint"},
+	    {"-s output.dir=begun -s output.resume=never", STATUS_UNREACHABLE,
+	     "dtrain: warning: output.dir begun is not empty on this machine"},
 	    {"-s output.dir=used -s output.overwrite=true", STATUS_UNREACHABLE, ""},
 	    {"-s output.dir=fresh", STATUS_UNREACHABLE, ""},
 	    {"-s output.dir=begun", STATUS_UNREACHABLE, ""},
@@ -767,7 +770,7 @@ int main(void)
 	tcase_add_test(tc, what_is_fine_is_listed);
 	tcase_add_loop_test(tc, what_is_wrong_is_named, 0, ARRAY_SIZE(wrong));
 	tcase_add_test(tc, an_output_directory_is_what_the_worker_accepts);
-	tcase_add_test(tc, a_run_is_not_submitted_into_a_directory_in_use);
+	tcase_add_test(tc, a_submission_warns_of_a_directory_in_use);
 	tcase_add_test(tc, preferences_are_judged_as_a_whole);
 	tcase_add_test(tc, a_model_and_an_adapter_may_be_on_the_nodes_alone);
 	tcase_add_test(tc, a_model_has_weights);

@@ -169,13 +169,13 @@ int checkpoint_remove_all(const char *output, struct error *err)
 	return r;
 }
 
-/* Whether a file of that name has measurements: metrics.jsonl, metrics.jsonl.N (worker/metrics.h), runs. A
- * run that ended before its first checkpoint leaves them. */
-static bool is_measurements(const char *name)
+/* Whether a run that ended before its first checkpoint leaves a file of that name: metrics.jsonl,
+ * metrics.jsonl.N (worker/metrics.h), runs, and the reference model's log-probabilities. */
+static bool is_early(const char *name)
 {
 	const char *number = str_starts(name, "metrics.jsonl.") ? name + strlen("metrics.jsonl.") : "x";
 
-	return str_eq(name, "metrics.jsonl") || str_eq(name, "runs") ||
+	return str_eq(name, "metrics.jsonl") || str_eq(name, "runs") || str_eq(name, REFERENCE_FILE) ||
 	       (*number && !number[strspn(number, "0123456789")]);
 }
 
@@ -205,7 +205,7 @@ int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
 		if (str_eq(name, ".") || str_eq(name, "..") || str_eq(name, "cache") ||
 		    str_eq(name, ALGORITHMS_FILE) || str_eq(name, CLAIM_FILE))
 			continue;
-		if (marked && (is_leftover(name) || is_measurements(name)))
+		if (marked && (is_leftover(name) || is_early(name)))
 			continue;
 		*used = true;
 	}

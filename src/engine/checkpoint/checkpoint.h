@@ -25,6 +25,9 @@
 #include "engine/checkpoint/hf.h"
 #include "engine/optim/scaler.h"
 
+/* Of a run with a reference model: its log-probabilities (worker/reference.h). */
+#define REFERENCE_FILE "reference.logps"
+
 /* Removes what an interrupted save has left in `output`. Only the process that writes there may call it. */
 int checkpoint_clean(const char *output, struct error *err);
 
@@ -33,8 +36,8 @@ int checkpoint_clean(const char *output, struct error *err);
 int checkpoint_find(const char *output, int64_t before, char **path, int64_t *step, struct error *err);
 
 /* Whether `output` has files that those of a new run would be mixed with; false where it does not exist.
- * Files that a run leaves when it ends before its first checkpoint (metrics, an interrupted save) do not
- * count. */
+ * Files that a run leaves when it ends before its first checkpoint (metrics, REFERENCE_FILE, an interrupted
+ * save) do not count. */
 int checkpoint_output_in_use(const char *output, bool *used, struct error *err);
 /* Sets err to why a run is refused such a directory; looked: there is no checkpoint in it, either. Returns
  * -ENOTEMPTY. */
