@@ -19,11 +19,11 @@
 
 static const struct key run_key_list[] = {
     {NULL, "name", KEY_STRING, F(name), NULL, 0, 0, NULL, "name shown in listings; default: the file's name"},
-    {NULL, "command", KEY_LIST, F(command), NULL, 0, 0, NULL,
+    {NULL, "command", KEY_TEXTS, F(command), NULL, 0, 0, NULL,
      "program and arguments, run once per device with torchrun's environment"},
     {NULL, "directory", KEY_STRING, F(directory), NULL, 0, 0, NULL,
      "working directory; default: where dtrain submit was called"},
-    {NULL, "environment", KEY_LIST, F(environment), NULL, 0, 0, NULL,
+    {NULL, "environment", KEY_TEXTS, F(environment), NULL, 0, 0, NULL,
      "more environment for the workers: a group or a list of \"K=V\""},
     {NULL, "umask", KEY_STRING, F(umask), NULL, 0, 0, NULL,
      "rights that new files are not to give, in octal: \"027\"; default: the submitter's for a command, "
@@ -34,7 +34,7 @@ static const struct key run_key_list[] = {
     {"model", "init", KEY_STRING, F(model.init), NULL, 0, 0, NULL,
      "config.json (or its directory) to start from random weights"},
     {"model", "tokenizer", KEY_STRING, F(model.tokenizer), NULL, 0, 0, NULL,
-     "directory with tokenizer.json; default: the model's"},
+     "directory with tokenizer.json; default: the adapter's, or else the model's"},
     {"model", "load", KEY_CHOICE, F(model.load), "all", 0, 0, "all|broadcast",
      "all: each rank reads the weights on its own node, and all are compared; broadcast: rank 0 reads and "
      "sends them"},
@@ -292,7 +292,7 @@ static const struct key run_key_list[] = {
      "choose among those at least this many times as likely as the likeliest"},
     {"generate", "repetition_penalty", KEY_NUMBER, F(generate.repetition_penalty), "1", 0.01, 100, NULL,
      "above 1: tokens that are there already become less likely"},
-    {"generate", "stop", KEY_LIST, F(generate.stop), NULL, 0, 0, NULL, "strings that end the text"},
+    {"generate", "stop", KEY_TEXTS, F(generate.stop), NULL, 0, 0, NULL, "strings that end the text"},
     {"generate", "seed", KEY_INT, F(generate.seed), "42", 0, 9007199254740992.0, NULL, "of the choices"},
 };
 

@@ -37,7 +37,8 @@ int cmd_generate(struct client *client, int argc, char **argv)
 	    {'b', "batch", OPTION_STRING, &batch, "N",
 	     "prompts of the file that are continued at once; default: 8"},
 	    {0, "seed", OPTION_STRING, &seed, "N", "of the choices; default: 42"},
-	    {0, "tokenizer", OPTION_STRING, &tokenizer, "DIRECTORY", "default: the model's"},
+	    {0, "tokenizer", OPTION_STRING, &tokenizer, "DIRECTORY",
+	     "default: the adapter's, or else the model's"},
 	    {0, "precision", OPTION_STRING, &precision, "auto|fp32|bf16|fp16", "default: auto"},
 	    {'s', "set", OPTION_LIST, &set, "KEY=VALUE", "any key of a run file; again for more"},
 	};

@@ -3,7 +3,7 @@
  * GET /v1/runs/ID/metrics: the file of a run's reports, a slice at a time and no faster than the caller takes
  * it, with the event loop between two slices; then, for who follows, what comes. With positions=1 the answer
  * is frames (wire/frame.h), whose file is a number that another controller does not have: each controller has
- * a file of its own, of what it was told.
+ * a file of its own, of the reports that it received.
  */
 #include <errno.h>
 #include <fcntl.h>
