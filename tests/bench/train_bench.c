@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * train_bench [key=value …]: tokens per second of the whole training step on made-up rows, over one process.
- * Keys: precision=fp32|bf16|fp8 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512 layers=8
- * hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0 outputs=0
- * (so many blocks keep the outputs of norms and of the activation; -1: all) masked=0 spread=0 master=1
- * gradients=fp32|bf16 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters on all linear
- * modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON object. As in a
- * run, a step is queued before the one in front of it has ended, where the device runs behind the host;
- * ahead=0: it is not. With profile=1 it then runs one more step and prints the time of every operation
+ * Keys: precision=fp32|bf16|fp16|fp8 threads=0 steps=6 warm=2 micro_batch=4 accumulation=1 length=512
+ * layers=8 hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0
+ * outputs=0 (so many blocks keep the outputs of norms and of the activation; -1: all) masked=0 spread=0
+ * master=1 gradients=fp32|bf16 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters on all
+ * linear modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON object.
+ * As in a run, a step is queued before the one in front of it has ended, where the device runs behind the
+ * host; ahead=0: it is not. With profile=1 it then runs one more step and prints the time of every operation
  * (profile.h describes the format); with capture=1 one more step that a profiler records.
  */
 #include <errno.h>
@@ -126,6 +126,7 @@ static int run(char **argv, struct error *err)
 	char *const all[] = {"all", NULL};
 	_cleanup_free_ double *times = calloc((size_t)(warm + steps), sizeof(*times));
 	double start = 0, used = 0, first, rate, flops, peak, operations, memory_before;
+	const char *precision = argument(argv, "precision", "fp32");
 	_cleanup_json_ json_t *plan = NULL;
 	struct train_log log = {0};
 	int64_t seen = 0, total;
@@ -142,9 +143,12 @@ static int run(char **argv, struct error *err)
 	train_options_default(&o);
 	o.micro_batch = number(argv, "micro_batch", 4);
 	o.accumulation = number(argv, "accumulation", 1);
-	o.fp8 = strcmp(argument(argv, "precision", "fp32"), "fp8") == 0;
-	o.precision =
-	    o.fp8 || strcmp(argument(argv, "precision", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
+	o.fp8 = strcmp(precision, "fp8") == 0;
+	o.precision = o.fp8 || strcmp(precision, "bf16") == 0 ? DTYPE_BF16
+	              : strcmp(precision, "fp16") == 0        ? DTYPE_F16
+	                                                      : DTYPE_F32;
+	if (o.precision == DTYPE_F32 && strcmp(precision, "fp32") != 0)
+		return error_set(err, -EINVAL, "precision=%s; expected fp32, bf16, fp16 or fp8", precision);
 	o.gradient_type = strcmp(argument(argv, "gradients", "fp32"), "bf16") == 0 ? DTYPE_BF16 : DTYPE_F32;
 	o.recompute = number(argv, "recompute", 0);
 	o.kept_outputs = number(argv, "outputs", 0);
