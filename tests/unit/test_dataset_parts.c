@@ -268,7 +268,7 @@ START_TEST(test_saved_template)
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct template_choice choice = {.source = TEMPLATE_NAMED}, again = choice;
-		struct strbuf saved = {0}, unchanged = {0};
+		_cleanup_strbuf_ struct strbuf saved = {0}, next = {0};
 		struct tokenizer tok = {.chat_template = cases[i].jinja};
 
 		ck_ok(template_choose(cases[i].name, &tok, &choice, &err), &err);
@@ -283,12 +283,14 @@ START_TEST(test_saved_template)
 		ck_assert_int_eq(again.source, TEMPLATE_SAVED);
 		ck_assert_str_eq(again.template.name, cases[i].chosen);
 		ck_assert_pstr_eq(again.template.default_system, cases[i].chosen_system);
-		/* Training that goes on from it saves it as it is. */
-		ck_ok(jinja_for_training(&again, &tok, NULL, false, &unchanged, &err), &err);
-		ck_assert_uint_eq(unchanged.len, 0);
+		/* Training that goes on from it saves the same, but for what it does otherwise. */
+		ck_ok(jinja_for_training(&again, &tok, NULL, false, &next, &err), &err);
+		ck_assert_str_eq(next.data, saved.data);
+		next.len = 0;
+		ck_ok(jinja_for_training(&again, &tok, NULL, true, &next, &err), &err);
+		ck_assert_str_ne(next.data, saved.data);
 		template_choice_clear(&choice);
 		template_choice_clear(&again);
-		strbuf_free(&saved);
 	}
 	ck_fails(template_choose(
 	             NULL, &(struct tokenizer){.chat_template = "{#- dtrain: {\"template\":\"later\"} -#}"},

@@ -666,6 +666,7 @@ END_TEST
 /* ---- damage ---- */
 
 enum damage { FLIPPED, CUT, MISSING, DAMAGES };
+static const char *const words[] = {"flipped", "cut", "missing"};
 
 /* The k-th file of a checkpoint that a resume needs, counted around. */
 static char *pick_file(const char *checkpoint, int k)
@@ -729,7 +730,7 @@ START_TEST(a_damaged_checkpoint_is_named)
 
 	for (int round = 0; round < rounds(6); round++) {
 		_cleanup_free_ char *path = NULL, *older = NULL, *newest = NULL, *before = NULL;
-		enum damage how = (enum damage)(round % DAMAGES);
+		enum damage how = (enum damage)(round % DAMAGES), before_how;
 		struct rank ranks[RANKS_MAX];
 		struct run run;
 		bool named;
@@ -744,12 +745,17 @@ START_TEST(a_damaged_checkpoint_is_named)
 		damage(path, how, &seed);
 		if (_i) {
 			older = pick_file(before, rand_r(&seed) % 64);
-			damage(older, (enum damage)(rand_r(&seed) % DAMAGES), &seed);
+			before_how = (enum damage)(rand_r(&seed) % DAMAGES);
+			/* Where neither has its state.json there is no checkpoint, and the run begins. */
+			if (before_how == MISSING && str_ends(older, "/state.json"))
+				before_how = CUT;
+			damage(older, before_how, &seed);
+			printf("%s: %s\n", older, words[before_how]);
 		}
 		run.ranks = 1 + rand_r(&seed) % 3;
 		run.degree = 1;
 		run.resume = SAVER_RESUME_MUST;
-		printf("%s: %s\n", path, how == FLIPPED ? "flipped" : how == CUT ? "cut" : "missing");
+		printf("%s: %s\n", path, words[how]);
 		fflush(stdout);
 		run_all(&run, ranks, resume_rank, NULL, 0);
 		for (int i = 0; i < run.ranks; i++) {
