@@ -138,7 +138,7 @@ static int64_t move(struct stream *s, struct position *p, int64_t offset, int64_
 	return known;
 }
 
-/* What came of a frame: all of it, where the logs of all ranks are shown. */
+/* The part of a frame that has arrived: all of it, where the logs of all ranks are shown. */
 static int show_frame(struct stream *s, int64_t rank, const char *data, size_t len, struct error *err)
 {
 	char prefix[32];

@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A model is saved with the template that it was trained with, which generate reads, also from an adapter; a template that nobody chose is reported, and a chat
+# A model is saved with the template that it was trained with, which generate reads, also from an adapter; a template that was not chosen is reported, and a chat
 # template that is not known is an error.
 . "$(dirname "$0")/worker.sh"
 cat >"$tmp/chat.json" <<-'EOF'
