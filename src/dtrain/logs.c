@@ -14,7 +14,7 @@ int cmd_logs(struct client *client, int argc, char **argv)
 	int64_t tail = -1, attempt = 0, number = -1, id;
 	bool follow = false;
 	const struct option_spec options[] = {
-	    {'f', "follow", OPTION_FLAG, &follow, NULL, "go on until the run has ended"},
+	    {'f', "follow", OPTION_FLAG, &follow, NULL, "go on until the attempt has ended"},
 	    {'r', "rank", OPTION_STRING, &rank, "N|all", "whose log; default: 0"},
 	    {'n', "tail", OPTION_INT, &tail, "N", "only the last N lines of what is there"},
 	    {0, "attempt", OPTION_INT, &attempt, "N", "of that start of the run; default: the newest"},

@@ -20,7 +20,7 @@
 #include "http/local.h"
 #include "wire/frame.h"
 
-/* What has come of the file of a rank. */
+/* How much of the file of a rank has arrived. */
 struct position {
 	bool known;
 	int64_t end;  /* the offset behind it; known */
@@ -45,7 +45,7 @@ struct stream {
 	int64_t skip;  /* of an answer without positions: so many bytes are known */
 	bool framed;
 	struct frame_reader reader;
-	struct strbuf line; /* of logs of all ranks: what has come of a frame */
+	struct strbuf line; /* of logs of all ranks: the part of a frame that has arrived */
 };
 
 static int show(struct stream *s, const char *data, size_t len, struct error *err)

@@ -113,11 +113,12 @@ static int check_adapter(const struct training *t, const char *path, struct erro
 int training_check_model(const struct training *t, struct error *err)
 {
 	bool adapts = trainer_layout(t->trainer)->adapts, has_adapter, has_config;
-	_cleanup_free_ char *adapter = checkpoint_file(t, PEFT_CONFIG_FILE, &has_adapter),
-	                    *config = checkpoint_file(t, "config.json", &has_config);
+	_cleanup_free_ char *adapter = NULL, *config = NULL;
 
 	if (!training_first_rank(t))
 		return 0;
+	adapter = checkpoint_file(t, PEFT_CONFIG_FILE, &has_adapter);
+	config = checkpoint_file(t, "config.json", &has_config);
 	if (!adapter || !config)
 		return error_oom(err);
 	if (has_adapter != adapts && (has_adapter || has_config))
