@@ -246,6 +246,11 @@ START_TEST(test_messages)
 	         USER("<tool_response>\nx\n</tool_response>\n<tool_response>\ny\n</tool_response>")
 	             ANSWER("a") "|",
 	     NULL},
+	    {MESSAGES(MESSAGE(
+	         "user", "\"u\"") ",{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"t\","
+	                          "\"tool_calls\":[{\"function\":{\"name\":\"f\",\"arguments\":{}}}]}"),
+	     USER("u") ANSWER(THOUGHT "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>") "|",
+	     NULL},
 	    {MESSAGES(MESSAGE("user", "[{\"type\":\"image\"}]") "," MESSAGE("assistant", "\"a\"")), NULL,
 	     "a message's content holds a part that is no text"},
 	    {MESSAGES(MESSAGE("user", "5") "," MESSAGE("assistant", "\"a\"")), NULL,

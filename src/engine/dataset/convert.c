@@ -231,7 +231,7 @@ static int message_role(const struct source *s, const json_t *message)
 	                                      : -1;
 }
 
-/* The text of an OpenAI message: calls of tools in place of the content, reasoning in front of it. */
+/* The text of an OpenAI message: calls of tools in place of the content, reasoning in front of both. */
 static int openai_content(const struct source *s, const json_t *message, int *role, const char *where,
                           struct example *e, struct text *out, struct error *err)
 {
@@ -244,6 +244,11 @@ static int openai_content(const struct source *s, const json_t *message, int *ro
 	r = take_text(e, message_member(message, s->tags.content), where, "a message's content", out, err);
 	if (r < 0 || (*role != ROLE_ASSISTANT && *role != ROLE_FUNCTION))
 		return r;
+	if (json_is_string(thought) && json_string_length(thought)) {
+		strbuf_adds(&b, "<think>\n");
+		strbuf_add(&b, json_string_value(thought), json_string_length(thought));
+		strbuf_adds(&b, "\n</think>\n\n");
+	}
 	if (json_is_string(calls))
 		calls = parsed = exact_json_load(json_string_value(calls), json_string_length(calls), NULL);
 	if (json_array_size(calls) > 0) {
@@ -259,14 +264,10 @@ static int openai_content(const struct source *s, const json_t *message, int *ro
 		*role = ROLE_FUNCTION;
 		return own(e, &b, out, err);
 	}
-	if (json_is_string(thought) && json_string_length(thought)) {
-		strbuf_adds(&b, "<think>\n");
-		strbuf_add(&b, json_string_value(thought), json_string_length(thought));
-		strbuf_adds(&b, "\n</think>\n\n");
-		strbuf_add(&b, out->data, out->len);
-		return own(e, &b, out, err);
-	}
-	return 0;
+	if (!b.len)
+		return 0;
+	strbuf_add(&b, out->data, out->len);
+	return own(e, &b, out, err);
 }
 
 /* Adds a message; answers of tools that follow each other become one turn (OpenAI only). */
