@@ -101,9 +101,9 @@ static int add_stop(struct generation *g, int32_t id)
 }
 
 /* eos_token_id is a number or a list of them. */
-static int add_stops_of(struct generation *g, const char *name, struct error *err)
+static int add_stops_of(struct generation *g, const char *directory, const char *name, struct error *err)
 {
-	_cleanup_free_ char *path = str_path_join(g->c->model.path, name);
+	_cleanup_free_ char *path = str_path_join(directory, name);
 	_cleanup_json_ json_t *j = NULL;
 	const json_t *eos, *v;
 	size_t i;
@@ -128,8 +128,10 @@ static int collect_stops(struct generation *g, struct error *err)
 {
 	int r;
 
-	if ((r = add_stops_of(g, "generation_config.json", err)) < 0 ||
-	    (r = add_stops_of(g, "config.json", err)) < 0)
+	if ((r = add_stops_of(g, g->c->model.path, "generation_config.json", err)) < 0 ||
+	    (r = add_stops_of(g, g->c->model.path, "config.json", err)) < 0 ||
+	    (g->c->generate.adapter &&
+	     (r = add_stops_of(g, g->c->generate.adapter, "generation_config.json", err)) < 0))
 		return r;
 	if (add_stop(g, tokenizer_eos(g->tok)) < 0)
 		return error_oom(err);

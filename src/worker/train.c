@@ -42,6 +42,7 @@ static void training_free(struct training *t)
 	tokenizer_freep(&t->tok);
 	saver_freep(&t->saver);
 	strbuf_free(&t->chat_template);
+	token_list_free(&t->stops);
 	device_destroyp(&t->dev);
 	str_list_free(t->targets);
 	str_list_free(t->whole);
@@ -212,6 +213,8 @@ static int choose_template(struct training *t, struct error *err)
 		return r;
 	if (training_first_rank(t))
 		printf("template: %s (%s)\n", choice.template.name, choice.reason);
+	if (t->c->task != RUN_REWARD && (r = template_stops(t->tok, &choice.template, &t->stops, err)) < 0)
+		return r;
 	return jinja_for_training(&choice, t->tok, t->c->data.system, t->c->data.efficient_eos,
 	                          &t->chat_template, err);
 }
@@ -333,6 +336,8 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	                                  .eos = tokenizer_eos(t->tok),
 	                                  .pad = t->model.scores ? t->options.preference.pad
 	                                                         : tokenizer_pad(t->tok),
+	                                  .stops = t->stops.ids,
+	                                  .n_stops = t->stops.len,
 	                                  .chat_template = t->chat_template.data,
 	                                  .fingerprint = print};
 

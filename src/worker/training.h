@@ -37,6 +37,7 @@ struct training {
 	struct device *dev;
 	struct tokenizer *tok;
 	struct strbuf chat_template; /* saved in place of the tokenizer's own; empty: that stays */
+	struct token_list stops;     /* ids that end an answer */
 	struct dataset *data, *eval;
 	struct comm *comm;
 	struct trainer *trainer;

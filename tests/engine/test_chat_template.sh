@@ -1,8 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # A model is saved with the template that it was trained with, which generate reads, also from an adapter; a template that was not chosen is reported, and a chat
-# template that is not known is an error.
+# template that is not known is an error. What ends an answer is in generation_config.json, also of a model into which an adapter was merged.
 . "$(dirname "$0")/worker.sh"
+dtrain=$(readlink -f "${DTRAIN_BUILD:-.}/dtrain")
+[ -x "$dtrain" ] || { echo "no $dtrain: set DTRAIN_BUILD to a build directory"; exit 77; }
 cat >"$tmp/chat.json" <<-'EOF'
 	[{"instruction": "Say a.", "output": "apple"}, {"instruction": "Say b.", "output": "banana"}]
 EOF
@@ -45,4 +47,26 @@ echo '{{ messages }}' >"$tmp/base/chat_template.jinja"
 sft unknown "$tmp/unknown" 1 '' "{\"path\": \"$tmp/base\"}"
 ! run unknown || fail "an unknown chat template is taken for another"
 grep -q "the tokenizer's chat template is none that is known here: set data.template" "$tmp/unknown.log" || fail "no line that asks for data.template"
+# Other programs end an answer by generation_config.json.
+ends() { tr -d ' \n' <"$1/generation_config.json" | grep -oE '"eos_token_id":(\[[0-9,]*\]|[0-9]+)'; }
+[ "$(ends "$tmp/chatml")" = '"eos_token_id":2' ] || fail "chatml ends with $(ends "$tmp/chatml")"
+cp -r "$tmp/chatml" "$tmp/turns"
+rm "$tmp/turns/chat_template.jinja"
+sed -i '0,/"added_tokens": *\[/s||&{"id":259,"content":"<\|im_start\|>","special":true},{"id":260,"content":"<\|im_end\|>","special":true},|' "$tmp/turns/tokenizer.json"
+sft full "$tmp/full" 1 '"template": "chatml"' "{\"path\": \"$tmp/turns\"}"
+run full || { cat "$tmp/full.log"; fail "full"; }
+[ "$(ends "$tmp/full")" = '"eos_token_id":[260,259,2]' ] || fail "a model ends with $(ends "$tmp/full")"
+sft part "$tmp/part" 1 '"template": "chatml"' "{\"path\": \"$tmp/turns\"}"
+sed -i 's|"train": {|"lora": {"rank": 2}, &|' "$tmp/part.json"
+run part || { cat "$tmp/part.log"; fail "part"; }
+[ "$(ends "$tmp/part")" = '"eos_token_id":[260,259]' ] || fail "an adapter ends with $(ends "$tmp/part")"
+"$dtrain" export --adapter "$tmp/part" "$tmp/turns" "$tmp/merged" || fail "export"
+[ "$(ends "$tmp/merged")" = '"eos_token_id":[260,259,2]' ] || fail "a merged model ends with $(ends "$tmp/merged")"
+"$dtrain" export --precision bf16 "$tmp/part" "$tmp/part16" || fail "export of an adapter"
+[ "$(ends "$tmp/part16")" = '"eos_token_id":[260,259]' ] || fail "an exported adapter ends with $(ends "$tmp/part16")"
+# Pretraining has no answers.
+json text "$tmp/text" '"max_steps": 1' '' '"eval_fraction": 0'
+sed -i 's|"model": {[^}]*}|"model": {"path": "'"$tmp/turns"'"}|; s|"warmup_steps": 3|"warmup_steps": 0|' "$tmp/text.json"
+run text || { cat "$tmp/text.log"; fail "text"; }
+[ "$(ends "$tmp/text")" = '"eos_token_id":2' ] || fail "after pretraining a model ends with $(ends "$tmp/text")"
 echo "chat templates: saved, read by generate, by training and from an adapter"

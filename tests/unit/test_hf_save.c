@@ -174,6 +174,92 @@ START_TEST(files_beside_the_weights_are_copied)
 }
 END_TEST
 
+/* Where the model is served by other programs, it ends its answers as it was trained to. */
+static const struct {
+	const char *config, *source; /* source: the generation_config.json to go on from; NULL: none */
+	int32_t stops[3];            /* -1 behind the last */
+	const char *want;
+} ends[] = {
+    {"{\"eos_token_id\":2}",
+     "{\"eos_token_id\":2,\"top_k\":3}",
+     {5, 2, -1},
+     "{\"eos_token_id\":[5,2],\"top_k\":3}"},
+    {"{\"eos_token_id\":2}", "{\"eos_token_id\":[2,9]}", {5, 7, -1}, "{\"eos_token_id\":[5,7,2,9]}"},
+    {"{\"eos_token_id\":2}", "{\"eos_token_id\":[2,5]}", {5, -1}, "{\"eos_token_id\":[2,5]}"},
+    {"{\"eos_token_id\":2}", "{\"top_k\":3}", {5, -1}, "{\"eos_token_id\":5,\"top_k\":3}"},
+    {"{\"eos_token_id\":2}",
+     "{\"_from_model_config\":true,\"eos_token_id\":2}",
+     {5, -1},
+     "{\"eos_token_id\":[5,2]}"},
+    {"{\"eos_token_id\":2}",
+     "{\"_from_model_config\":true,\"eos_token_id\":2}",
+     {2, -1},
+     "{\"_from_model_config\":true,\"eos_token_id\":2}"},
+    {"{\"eos_token_id\":2}", "{\"eos_token_id\":2}", {-1}, "{\"eos_token_id\":2}"},
+    {"{\"bos_token_id\":1,\"eos_token_id\":2}",
+     NULL,
+     {2, -1},
+     "{\"_from_model_config\":true,\"bos_token_id\":1,\"eos_token_id\":2}"},
+    {"{\"bos_token_id\":1,\"eos_token_id\":2}", NULL, {5, -1}, "{\"bos_token_id\":1,\"eos_token_id\":[5,2]}"},
+    {"{}", NULL, {5, 7, -1}, "{\"eos_token_id\":[5,7]}"},
+};
+
+START_TEST(answers_end_as_they_were_trained)
+{
+	_cleanup_free_ char *config = put(source, "config.json", ends[_i].config), *got = NULL;
+	struct hf_save_options o = {
+	    .config = config, .source = source, .bos = -1, .eos = -1, .pad = -1, .stops = ends[_i].stops};
+	struct error err = ERROR_INIT;
+
+	if (ends[_i].source)
+		free(put(source, "generation_config.json", ends[_i].source));
+	while (ends[_i].stops[o.n_stops] >= 0)
+		o.n_stops++;
+	ck_ok(hf_save_files(out, &o, &err), &err);
+	got = read_json("generation_config.json");
+	ck_assert_str_eq(got, ends[_i].want);
+}
+END_TEST
+
+/* For the model that an adapter is merged into. */
+START_TEST(an_adapter_has_its_ends_of_answers)
+{
+	static const int32_t stops[] = {5, 2};
+	static const struct {
+		const char *text;
+		size_t n;
+		int32_t ids[2];
+	} files[] = {{"{\"eos_token_id\":[5,2]}", 2, {5, 2}},
+	             {"{\"eos_token_id\":7}", 1, {7}},
+	             {"{\"eos_token_id\":[\"x\",7,-1,4294967296]}", 1, {7}},
+	             {"{\"eos_token_id\":[]}", 0, {0}},
+	             {"{\"eos_token_id\":null}", 0, {0}},
+	             {"[]", 0, {0}}};
+	struct error err = ERROR_INIT;
+	_cleanup_free_ char *got = NULL;
+	int32_t *ids;
+	size_t n;
+
+	ck_ok(hf_read_stops(out, &ids, &n, &err), &err);
+	ck_assert_uint_eq(n, 0);
+	ck_ok(hf_save_stops(out, stops, 0, &err), &err);
+	ck_assert(!copied("generation_config.json"));
+	ck_ok(hf_save_stops(out, stops, 2, &err), &err);
+	got = read_json("generation_config.json");
+	ck_assert_str_eq(got, files[0].text);
+	for (size_t i = 0; i < ARRAY_SIZE(files); i++) {
+		free(put(out, "generation_config.json", files[i].text));
+		ck_ok(hf_read_stops(out, &ids, &n, &err), &err);
+		ck_assert_uint_eq(n, files[i].n);
+		for (size_t k = 0; k < n; k++)
+			ck_assert_int_eq(ids[k], files[i].ids[k]);
+		free(ids);
+	}
+	free(put(out, "generation_config.json", "{"));
+	ck_assert_int_lt(hf_read_stops(out, &ids, &n, &err), 0);
+}
+END_TEST
+
 START_TEST(a_head_is_that_of_the_task)
 {
 	struct model_config c = {.family = "llama"};
@@ -204,6 +290,8 @@ int main(void)
 	tcase_add_loop_test(t, the_config_is_that_of_the_saved_model, 0, ARRAY_SIZE(cases));
 	tcase_add_test(t, a_config_that_cannot_be_saved_is_named);
 	tcase_add_test(t, files_beside_the_weights_are_copied);
+	tcase_add_loop_test(t, answers_end_as_they_were_trained, 0, ARRAY_SIZE(ends));
+	tcase_add_test(t, an_adapter_has_its_ends_of_answers);
 	tcase_add_test(t, a_head_is_that_of_the_task);
 	suite_add_tcase(s, t);
 	return unit_run(s);

@@ -389,6 +389,7 @@ static int write_model(struct export *x, const char *directory, struct error *er
 {
 	const struct export_options *o = x->o;
 	_cleanup_free_ char *config = str_path_join(o->model, "config.json");
+	_cleanup_free_ int32_t *stops = NULL;
 	struct hf_save_options files = {.config = config,
 	                                .source = o->model,
 	                                .tokenizer = o->tokenizer                ? o->tokenizer
@@ -403,6 +404,9 @@ static int write_model(struct export *x, const char *directory, struct error *er
 
 	if (!config)
 		return error_oom(err);
+	if (o->adapter && (r = hf_read_stops(o->adapter, &stops, &files.n_stops, err)) < 0)
+		return r;
+	files.stops = stops;
 	/* The configuration comes last: without it nothing takes the directory for a model. */
 	if ((r = write_weights(x, directory, "model", o->max_shard_bytes, err)) < 0 ||
 	    (r = hf_save_files(directory, &files, err)) < 0)
@@ -461,14 +465,17 @@ static int write_alone(struct export *x, const char *directory, struct error *er
 {
 	_cleanup_free_ char *from = str_path_join(x->o->model, PEFT_CONFIG_FILE),
 	                    *to = str_path_join(directory, PEFT_CONFIG_FILE), *text = NULL;
+	_cleanup_free_ int32_t *stops = NULL;
 	const char *tokenizer = x->o->tokenizer ? x->o->tokenizer : x->o->model;
-	size_t len;
+	size_t len, n;
 	int r;
 
 	if (!from || !to)
 		return error_oom(err);
 	if ((r = write_weights(x, directory, PEFT_WEIGHTS_STEM, INT64_MAX, err)) < 0 ||
 	    (r = hf_save_tokenizer(directory, tokenizer, err)) < 0 ||
+	    (r = hf_read_stops(x->o->model, &stops, &n, err)) < 0 ||
+	    (r = hf_save_stops(directory, stops, n, err)) < 0 ||
 	    (r = file_read(from, 0, &text, &len, err)) < 0)
 		return r;
 	return file_write_atomic(to, text, len, 0644, err);

@@ -52,11 +52,21 @@ struct hf_save_options {
 	bool scores;           /* the model ends in a score, whatever config says */
 	enum dtype type;       /* of the saved weights */
 	int32_t bos, eos, pad; /* the tokenizer's; put into the config where it says nothing; -1: none */
+	/* Ids that end an answer of what was trained: generation_config.json names them, too. */
+	const int32_t *stops;
+	size_t n_stops;
 };
 
 /* Writes into `directory`, which exists, what is there besides the weights: config.json with dtype and
  * architectures right, generation_config.json, the tokenizer's files. All synced; published by the caller. */
 int hf_save_files(const char *directory, const struct hf_save_options *options, struct error *err);
+
+/* The ids of eos_token_id in a directory's generation_config.json; none where there is no such file. The
+ * caller frees *out. */
+int hf_read_stops(const char *directory, int32_t **out, size_t *n, struct error *err);
+/* Writes a generation_config.json that has these alone, for an adapter, from which a merged model gets them;
+ * none where n is 0. */
+int hf_save_stops(const char *directory, const int32_t *stops, size_t n, struct error *err);
 
 /* The tokenizer's part of that. tokenizer: as in hf_save_options, not NULL. */
 int hf_save_tokenizer(const char *directory, const char *tokenizer, struct error *err);

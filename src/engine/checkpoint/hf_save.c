@@ -161,29 +161,126 @@ static int save_config(const char *directory, const struct hf_save_options *o, j
 	return 0;
 }
 
+/* The i-th id of eos_token_id, which is a number or a list of them; -1: there are not so many. */
+static json_int_t stop_at(const json_t *generation, size_t i)
+{
+	const json_t *v = json_object_get(generation, "eos_token_id");
+
+	if (json_is_array(v))
+		v = json_array_get(v, i);
+	else if (i > 0)
+		v = NULL;
+	return json_is_integer(v) ? json_integer_value(v) : -1;
+}
+
+static bool has_stop(const json_t *generation, int32_t id)
+{
+	size_t n = MAX(json_array_size(json_object_get(generation, "eos_token_id")), (size_t)1);
+
+	for (size_t i = 0; i < n; i++)
+		if (stop_at(generation, i) == id)
+			return true;
+	return false;
+}
+
+/* Puts the ids in front of those of eos_token_id, as transformers' Trainer does where the tokenizer has
+ * another end token than the model. Returns 1 where that changes anything. */
+static int add_stops(json_t *generation, const int32_t *stops, size_t n, struct error *err)
+{
+	_cleanup_json_ json_t *list = json_array();
+	json_t *was = json_object_get(generation, "eos_token_id");
+
+	if (!list)
+		return error_oom(err);
+	for (size_t i = 0; i < n; i++)
+		if (!has_stop(generation, stops[i]))
+			json_array_append_new(list, json_integer(stops[i]));
+	if (json_array_size(list) == 0)
+		return 0;
+	if (json_is_array(was))
+		json_array_extend(list, was);
+	else if (json_is_integer(was))
+		json_array_append(list, was);
+	/* With this key transformers may take what config.json has instead. */
+	json_object_del(generation, "_from_model_config");
+	return json_object_set(generation, "eos_token_id",
+	                       json_array_size(list) == 1 ? json_array_get(list, 0) : list) < 0
+	           ? error_oom(err)
+	           : 1;
+}
+
 static int save_generation_config(const char *directory, const struct hf_save_options *o,
                                   const json_t *config, struct error *err)
 {
 	static const char *const keys[] = {"bos_token_id", "eos_token_id", "pad_token_id"};
 	_cleanup_free_ char *path = str_path_join(directory, GENERATION_CONFIG);
 	_cleanup_json_ json_t *generation = NULL;
+	bool copied;
 	int r;
 
 	if (!path)
 		return error_oom(err);
-	if (o->source) {
-		r = copy_where_present(o->source, directory, GENERATION_CONFIG, err);
-		if (r < 0 || file_exists(path))
+	if (o->source && (r = copy_where_present(o->source, directory, GENERATION_CONFIG, err)) < 0)
+		return r;
+	copied = o->source && file_exists(path);
+	if (copied && o->n_stops == 0)
+		return 0;
+	if (copied) {
+		if ((r = json_read_python(path, &generation, err)) < 0)
 			return r;
+		if (!json_is_object(generation))
+			return error_set(err, -EINVAL, "%s: not a JSON object", path);
+	} else if (!(generation = json_pack("{s:b}", "_from_model_config", 1))) {
+		return error_oom(err);
 	}
-	generation = json_pack("{s:b}", "_from_model_config", 1);
-	for (size_t i = 0; i < ARRAY_SIZE(keys); i++) {
+	for (size_t i = 0; i < ARRAY_SIZE(keys) && !copied; i++) {
 		json_t *v = json_object_get(config, keys[i]);
 
 		if (v && !json_is_null(v))
 			json_object_set(generation, keys[i], v);
 	}
-	return generation ? json_write_file(path, generation, 2, true, err) : error_oom(err);
+	r = add_stops(generation, o->stops, o->n_stops, err);
+	return r < 0 || (r == 0 && copied) ? r : json_write_file(path, generation, 2, true, err);
+}
+
+int hf_read_stops(const char *directory, int32_t **out, size_t *n, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(directory, GENERATION_CONFIG);
+	_cleanup_json_ json_t *generation = NULL;
+	size_t count;
+	int r;
+
+	*out = NULL;
+	*n = 0;
+	if (!path)
+		return error_oom(err);
+	if (!file_exists(path))
+		return 0;
+	r = json_read_python(path, &generation, err);
+	if (r < 0)
+		return r;
+	count = MAX(json_array_size(json_object_get(generation, "eos_token_id")), (size_t)1);
+	if (!(*out = malloc(count * sizeof(**out))))
+		return error_oom(err);
+	for (size_t i = 0; i < count; i++) {
+		json_int_t id = stop_at(generation, i);
+
+		if (id >= 0 && id <= INT32_MAX)
+			(*out)[(*n)++] = (int32_t)id;
+	}
+	return 0;
+}
+
+int hf_save_stops(const char *directory, const int32_t *stops, size_t n, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(directory, GENERATION_CONFIG);
+	_cleanup_json_ json_t *generation = json_object();
+	int r;
+
+	if (!path || !generation)
+		return error_oom(err);
+	r = add_stops(generation, stops, n, err);
+	return r <= 0 ? r : json_write_file(path, generation, 2, true, err);
 }
 
 /* A model with code of its own needs its .py files to load again. */
@@ -234,7 +331,7 @@ int hf_save_files(const char *directory, const struct hf_save_options *o, struct
 
 	r = o->adapter ? peft_config_write(directory, o->adapter, err)
 	               : save_config(directory, o, &config, err);
-	if (r < 0 ||
+	if (r < 0 || (!config && (r = hf_save_stops(directory, o->stops, o->n_stops, err)) < 0) ||
 	    (config && ((!o->scores && (r = save_generation_config(directory, o, config, err)) < 0) ||
 	                (r = copy_code(directory, o->source, config, err)) < 0)))
 		return r;

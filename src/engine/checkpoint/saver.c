@@ -230,6 +230,8 @@ static int save_files(void *context, struct error *err)
 	    .bos = s->from.bos,
 	    .eos = s->from.eos,
 	    .pad = s->from.pad,
+	    .stops = s->from.stops,
+	    .n_stops = s->from.n_stops,
 	};
 	int r;
 

@@ -93,8 +93,10 @@ struct saver_contents {
 	bool scores;           /* the model ends in a score */
 	const struct peft_config *adapter; /* of what is saved instead of the model; NULL: the model is */
 	int32_t bos, eos, pad;             /* the tokenizer's; -1: none */
-	const char *chat_template;         /* saved in place of the tokenizer's own; NULL: that stays */
-	const char *fingerprint;           /* of what decides the bits (struct checkpoint_state) */
+	const int32_t *stops;              /* ids that end an answer, for generation_config.json */
+	size_t n_stops;
+	const char *chat_template; /* saved in place of the tokenizer's own; NULL: that stays */
+	const char *fingerprint;   /* of what decides the bits (struct checkpoint_state) */
 };
 /* Called once the trainer exists, before the first save. */
 int saver_attach(struct saver *s, const struct saver_contents *contents, struct error *err);
