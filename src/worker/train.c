@@ -204,6 +204,9 @@ static void warn_of_labels(const struct training *t)
 static int choose_template(struct training *t, struct error *err)
 {
 	_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
+	const struct jinja_options how = {.efficient_eos = t->c->data.efficient_eos,
+	                                  .without_thoughts =
+	                                      t->c->data.mask_history || run_task_prefers(t->c->task)};
 	int r;
 
 	if (t->c->task == RUN_PRETRAIN)
@@ -215,8 +218,7 @@ static int choose_template(struct training *t, struct error *err)
 		printf("template: %s (%s)\n", choice.template.name, choice.reason);
 	if (t->c->task != RUN_REWARD && (r = template_stops(t->tok, &choice.template, &t->stops, err)) < 0)
 		return r;
-	return jinja_for_training(&choice, t->tok, t->c->data.system, t->c->data.efficient_eos,
-	                          &t->chat_template, err);
+	return jinja_for_training(&choice, t->tok, t->c->data.system, &how, &t->chat_template, err);
 }
 
 static int open_data(struct training *t, struct error *err)

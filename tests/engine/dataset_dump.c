@@ -90,11 +90,12 @@ static int write_jinja(const struct dataset_options *o, const struct tokenizer *
 {
 	_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
 	_cleanup_strbuf_ struct strbuf text = {0};
+	const struct jinja_options how = {o->efficient_eos, o->mask_history};
 	int r = template_choose(o->template_name, tok, &choice, err);
 
 	if (o->system)
 		choice.template.default_system = o->system;
-	if (r < 0 || (r = jinja_write(&choice.template, tok, o->efficient_eos, &text, err)) < 0)
+	if (r < 0 || (r = jinja_write(&choice.template, tok, &how, &text, err)) < 0)
 		return r;
 	return file_write_atomic(path, text.data, text.len, 0644, err);
 }

@@ -313,14 +313,16 @@ def chat_templates(program, directory, names, tmp):
     chats = [[("user", "What's it?"), ("assistant", "It\\'s 1,\n'2' {{ 3 }}.")],
              [("system", "Be brief."), ("user", "Hallo, du #}"), ("assistant", "Guten Tag"), ("user", "Wie geht's?"),
               ("assistant", "Gut, ß und 日本.")],
-             [("system", "S"), ("user", "U"), ("assistant", "A"), ("tool", '{"T": 1}'), ("assistant", "A")]]
+             [("system", "S"), ("user", "U"), ("assistant", "A"), ("tool", '{"T": 1}'), ("assistant", "A")],
+             [("user", "U"), ("assistant", "W<think>\nT\n</think>\n\nA"), ("user", "V"), ("assistant", "<think>\nT\n</think>\n\nB")],
+             [("user", "U"), ("assistant", "<think>\nT\n</think>\n\n\nA"), ("user", "V"), ("assistant", "B")]]
     chats = [[{"role": r, "content": c} for r, c in chat] for chat in chats]
     with open(data, "w") as f:
         for chat in chats:
             f.write(json.dumps({"messages": chat}) + "\n")
     done = 0
     for name in names:
-        for flags in ({}, {"system": "Say #} or 'it'."}, {"efficient_eos": True}):
+        for flags in ({}, {"system": "Say #} or 'it'."}, {"efficient_eos": True}, {"mask_history": True}):
             o = {"template": name, "max_length": 4000, "path": data, "format": "openai",
                  "chat_template": os.path.join(saved, "chat_template.jinja"), **flags}
             try:

@@ -47,6 +47,13 @@ echo '{{ messages }}' >"$tmp/base/chat_template.jinja"
 sft unknown "$tmp/unknown" 1 '' "{\"path\": \"$tmp/base\"}"
 ! run unknown || fail "an unknown chat template is taken for another"
 grep -q "the tokenizer's chat template is none that is known here: set data.template" "$tmp/unknown.log" || fail "no line that asks for data.template"
+# Where the thoughts of earlier answers are left out, the saved template leaves them out, too.
+sft thinks "$tmp/thinks" 1 '"template": "qwen3"'
+run thinks || { cat "$tmp/thinks.log"; fail "thinks"; }
+sft last "$tmp/last" 1 '"template": "qwen3", "mask_history": true'
+run last || { cat "$tmp/last.log"; fail "last"; }
+! grep -q 'loop.last' "$tmp/thinks/chat_template.jinja" || fail "all answers have thoughts in the training"
+grep -q 'if not loop.last and' "$tmp/last/chat_template.jinja" || fail "the last answer alone has thoughts in the training"
 # Other programs end an answer by generation_config.json.
 ends() { tr -d ' \n' <"$1/generation_config.json" | grep -oE '"eos_token_id":(\[[0-9,]*\]|[0-9]+)'; }
 [ "$(ends "$tmp/chatml")" = '"eos_token_id":2' ] || fail "chatml ends with $(ends "$tmp/chatml")"

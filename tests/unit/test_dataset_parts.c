@@ -264,6 +264,7 @@ START_TEST(test_saved_template)
 	    {"alpaca", "what is not known", "S", true, "alpaca", "S"},
 	    {NULL, "<|start_header_id|>", NULL, false, NULL, NULL},
 	};
+	static const struct jinja_options plain = {.efficient_eos = false}, eos = {.efficient_eos = true};
 	struct error err = ERROR_INIT;
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -272,7 +273,7 @@ START_TEST(test_saved_template)
 		struct tokenizer tok = {.chat_template = cases[i].jinja};
 
 		ck_ok(template_choose(cases[i].name, &tok, &choice, &err), &err);
-		ck_ok(jinja_for_training(&choice, &tok, cases[i].system, false, &saved, &err), &err);
+		ck_ok(jinja_for_training(&choice, &tok, cases[i].system, &plain, &saved, &err), &err);
 		ck_assert_int_eq(saved.len > 0, cases[i].saved);
 		if (!saved.len) {
 			template_choice_clear(&choice);
@@ -284,10 +285,10 @@ START_TEST(test_saved_template)
 		ck_assert_str_eq(again.template.name, cases[i].chosen);
 		ck_assert_pstr_eq(again.template.default_system, cases[i].chosen_system);
 		/* Training that goes on from it saves the same, but for what it does otherwise. */
-		ck_ok(jinja_for_training(&again, &tok, NULL, false, &next, &err), &err);
+		ck_ok(jinja_for_training(&again, &tok, NULL, &plain, &next, &err), &err);
 		ck_assert_str_eq(next.data, saved.data);
 		next.len = 0;
-		ck_ok(jinja_for_training(&again, &tok, NULL, true, &next, &err), &err);
+		ck_ok(jinja_for_training(&again, &tok, NULL, &eos, &next, &err), &err);
 		ck_assert_str_ne(next.data, saved.data);
 		template_choice_clear(&choice);
 		template_choice_clear(&again);

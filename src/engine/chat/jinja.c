@@ -138,12 +138,30 @@ static void add_user(struct strbuf *out, const struct template *t, const struct 
 	strbuf_adds(out, " -}}\n");
 }
 
-/* An answer without a thought gets an empty one. */
-static void add_empty_thought(struct strbuf *out, const struct template *t)
+/* An earlier answer without the thought and the words around it. */
+static void drop_thought(struct strbuf *out, const struct template *t)
+{
+	const char *open = template_thought(t)[0], *close = template_thought(t)[1];
+
+	strbuf_adds(out, "        {%- if not loop.last and ");
+	add_text(out, open);
+	strbuf_adds(out, " in content and ");
+	add_text(out, close);
+	strbuf_adds(out, " in content -%}\n"
+	                 "            {%- set content = (content.split(");
+	add_text(out, open);
+	strbuf_adds(out, ")[0] + content.split(");
+	add_text(out, close);
+	strbuf_adds(out, ")[-1]).lstrip('\\n') -%}\n"
+	                 "        {%- endif -%}\n");
+}
+
+/* An answer without a thought gets an empty one; last: only the last answer. */
+static void add_empty_thought(struct strbuf *out, const struct template *t, bool last)
 {
 	_cleanup_strbuf_ struct strbuf thought = {0};
 
-	strbuf_adds(out, "        {%- if ");
+	strbuf_addf(out, "        {%%- if %s", last ? "loop.last and " : "");
 	for (int i = 0; i < 2; i++) {
 		const char *word = template_thought(t)[i];
 		size_t len;
@@ -166,7 +184,7 @@ static void add_empty_thought(struct strbuf *out, const struct template *t)
 }
 
 static void add_assistant(struct strbuf *out, const struct template *t, const struct tokenizer *tok,
-                          bool without_eos)
+                          const struct jinja_options *o)
 {
 	strbuf_adds(out,
 	            "    {%- elif message['role'] == 'assistant' -%}\n"
@@ -174,15 +192,18 @@ static void add_assistant(struct strbuf *out, const struct template *t, const st
 	            "            {{- raise_exception('this chat template has no form for calls of tools') "
 	            "-}}\n"
 	            "        {%- endif -%}\n");
+	if (t->reasoning && o->without_thoughts)
+		drop_thought(out, t);
 	if (t->reasoning)
-		add_empty_thought(out, t);
+		add_empty_thought(out, t, o->without_thoughts);
 	strbuf_adds(out, "        {{- ");
-	add_slots(out, template_slots(t, ROLE_ASSISTANT), t, tok, without_eos, "content");
+	add_slots(out, template_slots(t, ROLE_ASSISTANT), t, tok, o->efficient_eos && !t->efficient_eos,
+	          "content");
 	strbuf_adds(out, " -}}\n");
 }
 
-int jinja_write(const struct template *t, const struct tokenizer *tok, bool efficient_eos, struct strbuf *out,
-                struct error *err)
+int jinja_write(const struct template *t, const struct tokenizer *tok, const struct jinja_options *o,
+                struct strbuf *out, struct error *err)
 {
 	const struct template_slot end[2] = {{SLOT_EOS, NULL}, {SLOT_END, NULL}};
 
@@ -192,7 +213,7 @@ int jinja_write(const struct template *t, const struct tokenizer *tok, bool effi
 	strbuf_adds(out, "{%- for message in turns -%}\n"
 	                 "    {%- set content = message['content'] or '' -%}\n");
 	add_user(out, t, tok);
-	add_assistant(out, t, tok, efficient_eos && !t->efficient_eos);
+	add_assistant(out, t, tok, o);
 	strbuf_adds(out, "    {%- elif message['role'] in ('tool', 'observation') -%}\n"
 	                 "        {{- ");
 	add_slots(out, template_slots(t, ROLE_OBSERVATION), t, tok, false, "content");
@@ -201,7 +222,7 @@ int jinja_write(const struct template *t, const struct tokenizer *tok, bool effi
 	                 "        {{- raise_exception('no turn can be of the role ' + message['role']) -}}\n"
 	                 "    {%- endif -%}\n"
 	                 "{%- endfor -%}\n");
-	if (efficient_eos || t->efficient_eos) {
+	if (o->efficient_eos || t->efficient_eos) {
 		strbuf_adds(out, "{%- if turns and turns[-1]['role'] == 'assistant' -%}\n"
 		                 "    {{- ");
 		add_slots(out, end, t, tok, false, "");
@@ -217,7 +238,7 @@ static const char *or_none(const char *text)
 }
 
 int jinja_for_training(const struct template_choice *choice, const struct tokenizer *tok, const char *system,
-                       bool efficient_eos, struct strbuf *out, struct error *err)
+                       const struct jinja_options *options, struct strbuf *out, struct error *err)
 {
 	_cleanup_(template_choice_clear) struct template_choice own = {.source = TEMPLATE_NAMED};
 	struct template t = choice->template;
@@ -232,5 +253,5 @@ int jinja_for_training(const struct template_choice *choice, const struct tokeni
 	    str_eq(own.template.name, t.name) &&
 	    str_eq(or_none(own.template.default_system), or_none(t.default_system)))
 		return 0;
-	return jinja_write(&t, tok, efficient_eos, out, err);
+	return jinja_write(&t, tok, options, out, err);
 }
