@@ -118,9 +118,9 @@ static int start_pissa(const struct training *t, struct weights_source *source, 
 /* path: of the model, or NULL for random weights. */
 static int load_model(struct training *t, const char *path, struct error *err)
 {
-	double std = t->c->model.init_std > 0 ? t->c->model.init_std : t->model.init_std;
 	_cleanup_(weights_source_free) struct weights_source source = {
-	    .layout = trainer_layout(t->trainer), .init = {.seed = t->options.seed, .std = std}};
+	    .layout = trainer_layout(t->trainer),
+	    .init = model_init_of(&t->model, t->options.seed, t->c->model.init_std)};
 	struct weights_place place = weights_place(t);
 	/* A checkpoint has the adapters as they are by now. Rank 0 takes the matrices apart for all. */
 	bool pissa = t->options.tuning.init == LORA_INIT_PISSA && !saver_resumes(t->saver);

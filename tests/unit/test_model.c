@@ -342,6 +342,57 @@ START_TEST(init_does_not_depend_on_the_pieces)
 }
 END_TEST
 
+/* As transformers begins a gpt2: what is added to the residual stream is smaller, the deeper the model. */
+START_TEST(matrices_begin_as_large_as_in_transformers)
+{
+	static const struct {
+		const char *json;
+		double std, want, residual;
+	} cases[] = {
+	    {"{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":2,\"n_head\":2,"
+	     "\"n_positions\":64}",
+	     0, 0.02, 0.01},
+	    {"{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":8,\"n_head\":2,"
+	     "\"n_positions\":64,\"initializer_range\":0.1}",
+	     0, 0.1, 0.025},
+	    {"{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":2,\"n_head\":2,"
+	     "\"n_positions\":64}",
+	     0.5, 0.5, 0.25},
+	    {"{\"model_type\":\"llama\"," SIZES "}", 0, 0.02, 0.02},
+	    {"{\"model_type\":\"llama\"," SIZES "}", 0.5, 0.5, 0.5},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(model_layout_freep) struct model_layout *l = NULL;
+		struct error err = ERROR_INIT;
+		struct model_init init;
+		struct model_config c;
+		int residual = 0;
+
+		ck_ok(parse(cases[i].json, &c, &err), &err);
+		ck_ok(model_layout_create(&c, &l, &err), &err);
+		init = model_init_of(&c, 7, cases[i].std);
+		for (int k = 0; k < l->parameters; k++) {
+			const struct model_parameter *p = &l->parameter[k];
+			bool out = strstr(p->name, "c_proj.weight") || strstr(p->name, "o_proj.weight") ||
+			           strstr(p->name, "down_proj.weight");
+			_cleanup_free_ float *values = malloc((size_t)p->count * sizeof(*values));
+			double want = out ? cases[i].residual : cases[i].want, square = 0;
+
+			ck_assert_ptr_nonnull(values);
+			ck_ok(model_init_fill(&init, p, 0, p->count, values, &err), &err);
+			for (int64_t at = 0; at < p->count; at++)
+				square += (double)values[at] * values[at] / (double)p->count;
+			if (p->matrix)
+				ck_assert_msg(fabs(sqrt(square) / want - 1) < 0.1, "case %zu: %s: %g", i,
+				              p->name, sqrt(square));
+			residual += out;
+		}
+		ck_assert_int_eq(residual, 2 * c.layers);
+	}
+}
+END_TEST
+
 /* Box and Muller's formula in double precision, for words of the generator. */
 START_TEST(normals_are_exact_to_the_last_bits)
 {
@@ -970,6 +1021,7 @@ int main(void)
 	tcase_add_test(c, config_errors_say_what);
 	tcase_add_test(c, layout_is_flat_and_complete);
 	tcase_add_test(c, init_does_not_depend_on_the_pieces);
+	tcase_add_test(c, matrices_begin_as_large_as_in_transformers);
 	tcase_add_test(c, normals_are_exact_to_the_last_bits);
 	tcase_add_test(c, words_are_those_of_philox);
 	tcase_add_test(c, recomputed_gradients_are_the_same);

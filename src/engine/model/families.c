@@ -120,6 +120,7 @@ static const struct family families[] = {
      .activation_key = "activation_function",
      .activation = MODEL_GELU_TANH,
      .plain_mlp = true,
+     .scaled_start = true,
      .layer_norm = true,
      .learned_positions = true,
      .default_eps = 1e-5,

@@ -35,6 +35,10 @@ struct family {
 	enum model_activation activation;
 	bool plain_mlp; /* one matrix and the activation, no gate */
 
+	/* Of a model from nothing, the matrices whose outputs are added to the residual stream begin smaller.
+	 */
+	bool scaled_start;
+
 	/* The norms. */
 	bool layer_norm; /* with a mean and a bias, else RMSNorm */
 	bool norm_plus_one;

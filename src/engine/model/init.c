@@ -18,18 +18,26 @@ static uint32_t stream_of(const struct model_parameter *p)
 	return (uint32_t)1 << 31 | (uint32_t)(p->base * 256 + (int)p->role);
 }
 
+struct model_init model_init_of(const struct model_config *c, uint64_t seed, double std)
+{
+	std = std > 0 ? std : c->init_std;
+	return (struct model_init){.seed = seed, .std = std, .residual_std = std * c->residual_init};
+}
+
 int model_init_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err)
 {
 	const struct model_init *in = init;
 	uint32_t stream = stream_of(p);
+	bool residual = p->role == PARAMETER_O || p->role == PARAMETER_DOWN;
 
 	if (!p->matrix) {
 		for (int64_t i = 0; i < n; i++)
 			out[i] = p->start;
 		return 0;
 	}
-	random_normals(in->seed, stream, first, n, (float)in->std, out);
+	random_normals(in->seed, stream, first, n,
+	               (float)(residual && in->residual_std > 0 ? in->residual_std : in->std), out);
 	return 0;
 }
 

@@ -149,12 +149,14 @@ const struct model_parameter *model_layout_matrix(const struct model_layout *lay
 typedef int (*model_fill_fn)(void *context, const struct model_parameter *p, int64_t first, int64_t n,
                              float *out, struct error *err);
 /* The fill of a model from nothing: normal(0, std) for matrices, each parameter's start for norms and biases.
- * A value is a function of (seed, parameter, element) alone (Philox 4x32-10), hence the same for any number
- * of ranks. */
+ * residual_std: of the matrices o and down; 0: std. A value is a function of (seed, parameter, element) alone
+ * (Philox 4x32-10), hence the same for any number of ranks. */
 struct model_init {
 	uint64_t seed;
-	double std;
+	double std, residual_std;
 };
+/* std 0: that of c. */
+struct model_init model_init_of(const struct model_config *c, uint64_t seed, double std);
 int model_init_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err);
 /* The fill of the parts of adapters: A uniform in ±1/sqrt(in), as PEFT's kaiming_uniform_(a=√5) has it, the

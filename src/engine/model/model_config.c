@@ -407,6 +407,7 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 	c->fused = f->fused;
 	c->transposed = f->transposed;
 	c->gated = !f->plain_mlp;
+	c->residual_init = f->scaled_start ? 1 / sqrt(2.0 * c->layers) : 1;
 	c->layer_norm = f->layer_norm;
 	c->norm_plus_one = f->norm_plus_one;
 	c->norm_place = f->norm_place;

@@ -53,7 +53,9 @@ struct model_config {
 	int64_t vocab, max_positions;
 	float norm_eps;
 	double init_std; /* initializer_range */
-	bool tied;       /* lm_head is embed_tokens */
+	/* What that is multiplied by for the matrices whose outputs are added to the residual stream. */
+	double residual_init;
+	bool tied;      /* lm_head is embed_tokens */
 	/* The head gives one number for each sequence, and no logits (AutoModelForSequenceClassification with
 	 * one label). new_head: the files have none, and it begins at random. */
 	bool scores, new_head;
