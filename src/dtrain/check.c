@@ -170,6 +170,10 @@ static void check_model(struct check *k)
 			           "data.max_length is %lld, but the model's max_position_embeddings is "
 			           "%lld",
 			           (long long)k->c->data.max_length, (long long)model.max_positions);
+		if (model.dropout > 0)
+			print_good(k, "warning",
+			           "the dropout of %g in config.json is not applied: only lora.dropout is",
+			           model.dropout);
 		check_tuning(k, &model);
 	}
 	if (k->wrong == before && check_divisions(k->c, &model, &err) < 0)

@@ -110,6 +110,14 @@ static void warn_of_length(const struct training *t)
 		       t->c->data.max_length, t->model.max_positions);
 }
 
+/* transformers trains with it. */
+static void warn_of_dropout(const struct training *t)
+{
+	if (training_first_rank(t) && t->model.dropout > 0)
+		printf("warning: the dropout of %g in %s is not applied: only lora.dropout is\n",
+		       t->model.dropout, t->config);
+}
+
 /* "the tokenized data of a.json and 2 others" */
 static void name_data(struct training *t)
 {
@@ -237,6 +245,7 @@ static int open_data(struct training *t, struct error *err)
 	    (r = choose_template(t, err)) < 0)
 		return r;
 	warn_of_length(t);
+	warn_of_dropout(t);
 	t->options.preference.pad = padding(t);
 	warn_of_padding(t);
 	options_dataset(t->c, cache, &o);

@@ -741,6 +741,27 @@ START_TEST(warnings_are_given_before_the_run)
 }
 END_TEST
 
+START_TEST(dropout_of_a_model_is_not_applied)
+{
+	_cleanup_json_ json_t *config = NULL;
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(json_read_file(SRCDIR "/etc/examples/tiny-llama.json", &config, &err), &err);
+	ck_assert_int_eq(json_object_set_new(config, "attention_dropout", json_real(0.25)), 0);
+	text = json_dumps(config, 0);
+	write_file("dropout.json", text);
+	{
+		_cleanup_(call_release) struct call call =
+		    fixture_call(cmd_check, "check -s model.init=dropout.json good.conf");
+
+		ck_assert_int_eq(call.status, 0);
+		ck_assert_ptr_nonnull(strstr(call.output, "warning     the dropout of 0.25 in config.json is "
+		                                          "not applied: only lora.dropout is\n"));
+	}
+}
+END_TEST
+
 /* The run, and nothing else, as it would be submitted. */
 START_TEST(a_run_is_shown_as_json)
 {
@@ -783,6 +804,7 @@ int main(void)
 	tcase_add_test(tc, an_adapter_is_checked_with_its_model);
 	tcase_add_loop_test(tc, a_run_is_looked_at, 0, ARRAY_SIZE(looks));
 	tcase_add_test(tc, warnings_are_given_before_the_run);
+	tcase_add_test(tc, dropout_of_a_model_is_not_applied);
 	tcase_add_test(tc, a_run_is_shown_as_json);
 	tcase_add_test(tc, an_adapter_that_does_not_fit_is_not_submitted);
 	tcase_add_test(tc, an_adapter_is_merged);

@@ -342,6 +342,31 @@ START_TEST(init_does_not_depend_on_the_pieces)
 }
 END_TEST
 
+START_TEST(dropout_of_a_config_is_known)
+{
+#define GPT2 "{\"model_type\":\"gpt2\",\"vocab_size\":9,\"n_embd\":16,\"n_layer\":1,\"n_head\":2"
+	static const struct {
+		const char *json;
+		double dropout;
+	} cases[] = {
+	    {"{\"model_type\":\"llama\"," SIZES "}", 0},
+	    {"{\"model_type\":\"llama\"," SIZES ",\"attention_dropout\":0.25}", 0.25},
+	    {"{\"model_type\":\"phi3\"," SIZES ",\"resid_pdrop\":0.125}", 0.125},
+	    {GPT2 "}", 0.1},
+	    {GPT2 ",\"attn_pdrop\":0,\"embd_pdrop\":0,\"resid_pdrop\":0.5}", 0.5},
+	    {GPT2 ",\"attn_pdrop\":0,\"embd_pdrop\":0,\"resid_pdrop\":0}", 0},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct error err = ERROR_INIT;
+		struct model_config c;
+
+		ck_ok(parse(cases[i].json, &c, &err), &err);
+		ck_assert_msg(c.dropout == cases[i].dropout, "case %zu: %g", i, c.dropout);
+	}
+}
+END_TEST
+
 /* As transformers begins a gpt2: what is added to the residual stream is smaller, the deeper the model. */
 START_TEST(matrices_begin_as_large_as_in_transformers)
 {
@@ -1022,6 +1047,7 @@ int main(void)
 	tcase_add_test(c, layout_is_flat_and_complete);
 	tcase_add_test(c, init_does_not_depend_on_the_pieces);
 	tcase_add_test(c, matrices_begin_as_large_as_in_transformers);
+	tcase_add_test(c, dropout_of_a_config_is_known);
 	tcase_add_test(c, normals_are_exact_to_the_last_bits);
 	tcase_add_test(c, words_are_those_of_philox);
 	tcase_add_test(c, recomputed_gradients_are_the_same);

@@ -323,7 +323,8 @@ END_TEST
 
 START_TEST(warnings_of_a_run)
 {
-	_cleanup_free_ char *wide = NULL, *slow = NULL, *warm = NULL;
+	_cleanup_free_ char *wide = NULL, *slow = NULL, *warm = NULL, *drops = NULL, *text = NULL;
+	_cleanup_json_ json_t *config = worker_json(SRCDIR "/tests/engine/bytes/config.json");
 
 	wide = worker_train("wide", "data.max_length=300");
 	expect_line(wide,
@@ -334,6 +335,14 @@ START_TEST(warnings_of_a_run)
 	            "reaches its highest value\n");
 	warm = worker_train("warm", "output.dir=warm", "train.max_steps=2", "train.warmup_steps=2");
 	ck_assert_ptr_null(strstr(warm, "warmup"));
+	expect_no_words(warm, "dropout");
+	json_object_set_new(config, "attention_dropout", json_real(0.25));
+	text = json_dumps(config, 0);
+	worker_file("dropout.json", text);
+	drops = worker_train("drops", "output.dir=drops", "train.max_steps=1", "model.init=dropout.json",
+	                     "model.tokenizer=" SRCDIR "/tests/engine/bytes");
+	expect_line(drops,
+	            "warning: the dropout of 0.25 in dropout.json is not applied: only lora.dropout is\n");
 }
 END_TEST
 

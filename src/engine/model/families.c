@@ -121,6 +121,7 @@ static const struct family families[] = {
      .activation = MODEL_GELU_TANH,
      .plain_mlp = true,
      .scaled_start = true,
+     .default_dropout = 0.1,
      .layer_norm = true,
      .learned_positions = true,
      .default_eps = 1e-5,

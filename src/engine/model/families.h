@@ -38,6 +38,7 @@ struct family {
 	/* Of a model from nothing, the matrices whose outputs are added to the residual stream begin smaller.
 	 */
 	bool scaled_start;
+	double default_dropout; /* of gpt2's three keys */
 
 	/* The norms. */
 	bool layer_norm; /* with a mean and a bias, else RMSNorm */

@@ -376,6 +376,21 @@ static int read_head(const json_t *o, const char *where, struct model_config *c,
 	return 0;
 }
 
+static int read_dropout(const json_t *o, const char *where, const struct family *f, struct model_config *c,
+                        struct error *err)
+{
+	static const char *const keys[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout"};
+	int r = 0;
+
+	for (size_t i = 0; r == 0 && i < ARRAY_SIZE(keys); i++) {
+		double p = 0;
+
+		r = config_number(o, keys[i], where, 0, 1, i < 3 ? f->default_dropout : 0, &p, err);
+		c->dropout = MAX(c->dropout, p);
+	}
+	return r;
+}
+
 static int parse_object(const json_t *o, const char *where, struct model_config *c, struct error *err)
 {
 	const struct family *f;
@@ -399,6 +414,7 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 	    (r = read_window(o, where, f, c, err)) < 0 ||
 	    (!f->window_types && (r = check_layer_types(o, where, c, err)) < 0) ||
 	    (r = read_scales(o, where, f, c, err)) < 0 || (r = check_switches(o, where, f, err)) < 0 ||
+	    (r = read_dropout(o, where, f, c, err)) < 0 ||
 	    (r = config_bool(o, "tie_word_embeddings", where, f->tied, &c->tied, err)) < 0 ||
 	    (r = config_bool(o, "attention_bias", where, false, &bias, err)) < 0 ||
 	    (r = config_bool(o, "mlp_bias", where, false, &mlp_bias, err)) < 0)

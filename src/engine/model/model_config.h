@@ -55,6 +55,7 @@ struct model_config {
 	double init_std; /* initializer_range */
 	/* What that is multiplied by for the matrices whose outputs are added to the residual stream. */
 	double residual_init;
+	double dropout; /* the greatest that config.json names; none is applied */
 	bool tied;      /* lm_head is embed_tokens */
 	/* The head gives one number for each sequence, and no logits (AutoModelForSequenceClassification with
 	 * one label). new_head: the files have none, and it begins at random. */
