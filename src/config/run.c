@@ -79,7 +79,7 @@ static const struct key run_key_list[] = {
 
     {"train", "epochs", KEY_NUMBER, F(train.epochs), "1", 0, 1e9, NULL, "passes over the data"},
     {"train", "max_steps", KEY_INT, F(train.max_steps), "0", 0, 1e12, NULL,
-     "steps at most; 0: what epochs give"},
+     "number of steps, in place of epochs; 0: what epochs give"},
     {"train", "micro_batch", KEY_INT, F(train.micro_batch), "1", 1, 65536, NULL,
      "rows per rank and micro-step"},
     {"train", "accumulation", KEY_INT, F(train.accumulation), "1", 1, 65536, NULL, "micro-steps per step"},
