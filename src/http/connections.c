@@ -299,22 +299,17 @@ static void bound_all(struct http_connection *c)
 		http_connection_drop(l->queue.first);
 }
 
-static bool is_privileged(int64_t uid)
-{
-	return uid == 0 || uid == geteuid();
-}
-
 static bool bound_users(const struct http_connection *c)
 {
 	size_t own = 0, users = 0;
 
-	if (is_privileged(c->uid))
+	if (http_user_is_privileged(c->uid))
 		return true;
 	for (const struct http_connection *x = c->listener->connections; x; x = x->next) {
 		if (x == c || x->dropped)
 			continue;
 		own += x->uid == c->uid;
-		users += !is_privileged(x->uid);
+		users += !http_user_is_privileged(x->uid);
 	}
 	return own < OF_USER && users < OF_USERS;
 }
@@ -453,7 +448,7 @@ int http_connection_admit(struct http_connection *c, bool reserved, int64_t uid,
 		if (!x->busy || x->reserved || x->dropped)
 			continue;
 		all++;
-		if (is_privileged(x->user))
+		if (http_user_is_privileged(x->user))
 			continue;
 		of_users++;
 		of_address += same_address(x, c);
@@ -462,7 +457,7 @@ int http_connection_admit(struct http_connection *c, bool reserved, int64_t uid,
 	if (all >= (most = part_of(c->listener, REQUESTS)))
 		snprintf(why, HTTP_REFUSAL_SIZE,
 		         "too many requests are under way: %zu from all nodes; try again later", most);
-	else if (is_privileged(uid))
+	else if (http_user_is_privileged(uid))
 		c->busy = true;
 	else if (of_users >= (most = part_of(c->listener, REQUESTS_OF_USERS)))
 		snprintf(why, HTTP_REFUSAL_SIZE,

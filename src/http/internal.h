@@ -7,6 +7,7 @@
 #include <microhttpd.h>
 #include <netinet/in.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/str.h"
 #include "http/server.h"
@@ -19,6 +20,12 @@ enum {
 }; /* of a listener; below the limit of descriptors that dtraind.service asks for */
 
 enum { HTTP_REFUSAL_SIZE = 256 };
+
+/* No bound is theirs. */
+static inline bool http_user_is_privileged(int64_t uid)
+{
+	return uid == 0 || uid == geteuid();
+}
 
 struct http_server {
 	sd_event *event;
@@ -118,6 +125,7 @@ struct http_request {
 	/* The answer: a response to queue, or an early refusal that waits for the body to have passed. */
 	struct MHD_Response *response;
 	int status;
+	size_t answer_len; /* of one that is in memory as a whole */
 	bool answered, streaming;
 	struct http_stream stream;
 	sd_event_source *hangup; /* while suspended: the caller's end of the connection */
@@ -133,6 +141,10 @@ void http_peer_release(struct http_peer *peer);
 /* request.c, for server.c */
 void http_request_refuse(struct http_request *r, int status, const char *code, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
+/* Whether the request may keep `more` bytes in memory beside the `kept` that its body, or its answer, has by
+ * now: the bound is for all requests of a user together (http_server_options.user_memory). False: it is
+ * refused, where it is not answered. */
+bool http_request_keep(struct http_request *r, size_t kept, size_t more);
 void http_request_resume(struct http_request *r);
 void http_request_end(struct http_request *r); /* the server is going: no more waiting */
 void http_request_suspend(struct http_request *r);

@@ -11,6 +11,11 @@
 
 enum { STREAM_BLOCK = 32 * 1024 };
 
+/* Of the memory that the requests of a user take: a user may have hundreds of connections, and send bodies
+ * that do not end, or read no answer. What ranks say to each other is shorter than a step; from there on the
+ * sum is looked at once in each. */
+enum { MEMORY_STEP = 64 << 10, USER_MEMORY = 256 << 20 };
+
 const struct http_caller *http_request_caller(const struct http_request *r)
 {
 	return &r->caller;
@@ -191,7 +196,9 @@ void http_request_resume(struct http_request *r)
 	sd_event_source_set_enabled(r->listener->resumed, SD_EVENT_ONESHOT);
 }
 
-static void answer(struct http_request *r, int status, const char *type, struct MHD_Response *response)
+/* len: of what is in memory as a whole. */
+static void answer(struct http_request *r, int status, const char *type, size_t len,
+                   struct MHD_Response *response)
 {
 	if (!response || r->answered) {
 		if (response)
@@ -202,19 +209,57 @@ static void answer(struct http_request *r, int status, const char *type, struct 
 	}
 	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
 	r->response = response;
+	r->answer_len = len;
 	r->status = status;
 	r->answered = true;
 	http_request_resume(r);
 }
 
+static size_t memory_of_user(const struct http_server *s, int64_t uid)
+{
+	size_t sum = 0;
+
+	for (const struct http_listener *l = s->listeners; l; l = l->next)
+		for (const struct http_request *r = l->requests; r; r = r->next)
+			if (r->caller.uid == uid)
+				sum += r->body.len + r->answer_len + r->stream.buffer.len;
+	return sum;
+}
+
+bool http_request_keep(struct http_request *r, size_t kept, size_t more)
+{
+	const struct http_server *s = r->listener->server;
+	const size_t most = s->options.user_memory ? s->options.user_memory : USER_MEMORY;
+	const int64_t uid = r->caller.uid;
+
+	if (kept / MEMORY_STEP == (kept + more) / MEMORY_STEP || uid < 0 || http_user_is_privileged(uid) ||
+	    memory_of_user(s, uid) + more <= most)
+		return true;
+	if (!r->answered)
+		http_request_refuse(
+		    r, 503, "too-many",
+		    "requests of the user with uid %lld, and answers to them that were not "
+		    "read, have %zu MiB of dtraind's memory, and may not have more: try again "
+		    "later",
+		    (long long)uid, most >> 20);
+	return false;
+}
+
 void http_reply_bytes(struct http_request *r, int status, const char *type, const void *data, size_t len)
 {
-	answer(r, status, type, MHD_create_response_from_buffer(len, (void *)data, MHD_RESPMEM_MUST_COPY));
+	if (!http_request_keep(r, 0, len))
+		return;
+	answer(r, status, type, len,
+	       MHD_create_response_from_buffer(len, (void *)data, MHD_RESPMEM_MUST_COPY));
 }
 
 static void reply_owned(struct http_request *r, int status, char *text, size_t len)
 {
-	answer(r, status, "application/json",
+	if (!http_request_keep(r, 0, len)) {
+		free(text);
+		return;
+	}
+	answer(r, status, "application/json", len,
 	       MHD_create_response_from_buffer(len, text, MHD_RESPMEM_MUST_FREE));
 }
 
@@ -297,7 +342,7 @@ static struct http_request *stream_request(struct http_stream *s)
 struct http_stream *http_reply_stream(struct http_request *r, int status, const char *type)
 {
 	r->streaming = true;
-	answer(r, status, type,
+	answer(r, status, type, 0,
 	       MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, r, NULL));
 	return &r->stream;
 }
@@ -306,9 +351,11 @@ void http_stream_write(struct http_stream *s, const void *data, size_t len)
 {
 	if (len == 0 || s->ended || s->broken)
 		return;
-	strbuf_add(&s->buffer, data, len);
-	if (s->buffer.failed)
+	if (http_request_keep(stream_request(s), s->buffer.len, len))
+		strbuf_add(&s->buffer, data, len);
+	else
 		s->broken = true;
+	s->broken = s->broken || s->buffer.failed;
 	http_request_resume(stream_request(s));
 }
 
@@ -326,7 +373,7 @@ void http_stream_abort(struct http_stream *s)
 
 size_t http_stream_pending(const struct http_stream *s)
 {
-	return s->buffer.len - s->sent;
+	return s->broken ? SIZE_MAX : s->buffer.len - s->sent;
 }
 
 void http_stream_on_drain(struct http_stream *s, void (*drained)(void *context), void *context)

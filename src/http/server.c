@@ -184,6 +184,10 @@ static void request_body(struct http_request *r, const char *data, size_t len)
 		http_request_refuse(r, 413, "too-large", "the request's body is larger than %zu bytes", max);
 		return;
 	}
+	if (!http_request_keep(r, r->body.len, len)) {
+		strbuf_free(&r->body);
+		return;
+	}
 	strbuf_add(&r->body, data, len);
 	if (r->body.failed)
 		refuse_memory(r);

@@ -39,6 +39,9 @@ struct http_server_options {
 	double stalled_seconds;
 	/* of a listener for services; 0: 4,000. The bounds on requests are parts of it */
 	size_t tls_connections;
+	/* Of the requests of a user, other than root: bodies that are not handled yet, and answers that are
+	 * not read. A request beyond that is refused, a stream is aborted. 0: 256 MiB. */
+	size_t user_memory;
 	/* Called before the handler of each route with bits of its owner's (NULL: never), with these bits.
 	 * True: the request is taken care of, and the handler is not called. */
 	bool (*intercept)(void *context, struct http_request *r, unsigned bits);
@@ -122,6 +125,7 @@ struct http_stream *http_reply_stream(struct http_request *r, int status, const 
 void http_stream_write(struct http_stream *s, const void *data, size_t len);
 void http_stream_end(struct http_stream *s);   /* all that was written is still sent */
 void http_stream_abort(struct http_stream *s); /* the caller sees a broken transfer, not an end */
-/* Bytes written and not sent yet; `drained` is called when they fall to nothing, for writers that wait. */
+/* Bytes written and not sent yet, SIZE_MAX where the stream is broken; `drained` is called when they fall to
+ * nothing, for writers that wait. */
 size_t http_stream_pending(const struct http_stream *s);
 void http_stream_on_drain(struct http_stream *s, void (*drained)(void *context), void *context);

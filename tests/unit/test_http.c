@@ -192,9 +192,12 @@ static void hold(void *context, struct http_request *r)
 	http_request_on_close(r, on_held_closed, s);
 }
 
+static int waiting;
+
 /* Answered at the end of the server, or not at all. */
 static void wait_on(void *context, struct http_request *r)
 {
+	waiting++;
 }
 
 static void release(void *context, struct http_request *r)
@@ -204,6 +207,17 @@ static void release(void *context, struct http_request *r)
 	if (s->held)
 		http_reply_json(s->held, 200, json_pack("{s:b}", "released", 1));
 	http_reply_json(r, 200, json_pack("{s:i}", "closed", s->closed));
+}
+
+static void many_bytes(void *context, struct http_request *r)
+{
+	_cleanup_free_ char *zeros = NULL;
+	int64_t n;
+
+	if (http_request_query_int(r, "n", 1, 1 << 20, 1, &n) < 0)
+		return;
+	zeros = calloc(1, (size_t)n);
+	http_reply_bytes(r, 200, "application/octet-stream", zeros, (size_t)n);
 }
 
 static void stop(void *context, struct http_request *r)
@@ -250,8 +264,10 @@ static const struct http_route test_routes[] = {
     {"POST", "/echo/{}", HTTP_ANY, echo},
     {"GET", "/lines", HTTP_ANY, count_lines},
     {"GET", "/hold", HTTP_ANY, hold},
+    {"GET", "/bytes", HTTP_ANY, many_bytes},
     {"POST", "/release", HTTP_ANY, release},
     {"GET", "/wait", HTTP_ANY, wait_on},
+    {"POST", "/wait", HTTP_ANY, wait_on},
     {"GET", "/peers", HTTP_PEER | HTTP_RESERVED, nothing},
     {"POST", "/stop", HTTP_ANY, stop},
     {"POST", "/large", HTTP_ANY, large},
@@ -785,13 +801,14 @@ struct busy {
 	struct sockaddr_in address;
 };
 
-static void busy_start(struct busy *b, size_t connections, bool known)
+static void busy_start_bounded(struct busy *b, size_t connections, bool known, size_t user_memory)
 {
 	struct http_server_options o = {.routes = test_routes,
 	                                .route_count = ARRAY_SIZE(test_routes),
 	                                .max_body = 1 << 20,
 	                                .head_seconds = 300,
-	                                .tls_connections = connections};
+	                                .tls_connections = connections,
+	                                .user_memory = user_memory};
 	_cleanup_free_ char *path = NULL;
 	struct error err = ERROR_INIT;
 	socklen_t len = sizeof(b->address);
@@ -810,6 +827,11 @@ static void busy_start(struct busy *b, size_t connections, bool known)
 	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&b->address, &len), 0);
 	ck_ok(http_server_listen_tls(b->server, fd, b->id, &err), &err);
 	ck_ok(http_client_create(b->event, b->id, &b->client, &err), &err);
+}
+
+static void busy_start(struct busy *b, size_t connections, bool known)
+{
+	busy_start_bounded(b, connections, known, 0);
 }
 
 static void busy_stop(struct busy *b)
@@ -841,10 +863,14 @@ static void on_asked_done(void *context, const struct http_answer *a)
 	         a->status ? json_get_string(error, "message", "") : a->error.message);
 }
 
-static void busy_ask(struct busy *b, const char *target, const char *user, struct asked *asked)
+/* len: of a body; 0: it is a GET. */
+static void busy_send(struct busy *b, const char *target, const char *user, size_t len, struct asked *asked)
 {
+	_cleanup_free_ char *zeros = calloc(1, len + 1);
 	struct error err = ERROR_INIT;
-	struct http_call call = {.method = "GET",
+	struct http_call call = {.method = len ? "POST" : "GET",
+	                         .body = len ? zeros : NULL,
+	                         .len = len,
 	                         .address = "127.0.0.1",
 	                         .port = ntohs(b->address.sin_port),
 	                         .target = target,
@@ -854,6 +880,11 @@ static void busy_ask(struct busy *b, const char *target, const char *user, struc
 
 	memset(asked, 0, sizeof(*asked));
 	ck_ok(http_client_call(b->client, &call, NULL, &err), &err);
+}
+
+static void busy_ask(struct busy *b, const char *target, const char *user, struct asked *asked)
+{
+	busy_send(b, target, user, 0, asked);
 }
 
 static void busy_turn(struct busy *b)
@@ -908,6 +939,50 @@ START_TEST(requests_leave_room_for_services)
 		busy_turn(&b);
 	ck_assert_int_eq(root.status, 404);
 	ck_assert_int_eq(idle.status, 503);
+	busy_stop(&b);
+}
+END_TEST
+
+/* What the requests of a user keep in memory has a bound: bodies, answers and streams. */
+START_TEST(the_memory_of_a_user_has_a_bound)
+{
+	static const char nobody[] = "Dtrain-User: 65534:65534:nobody";
+	static const struct {
+		const char *target, *user;
+		size_t len;
+		int status;
+	} cases[] = {
+	    {"/wait", nobody, 300 << 10, 503},
+	    {"/bytes?n=307200", nobody, 0, 503},
+	    {"/bytes?n=1000", nobody, 0, 200},
+	    {"/bytes?n=307200", "Dtrain-User: 1:1:daemon", 0, 200},
+	    {"/bytes?n=307200", "Dtrain-User: 0:0:root", 0, 200},
+	    {"/bytes?n=307200", "Dtrain-User: -1:-1:", 0, 200},
+	    {"/lines?n=1000", nobody, 0, 200},
+	    {"/lines?n=30000", nobody, 0, 0},
+	    {"/lines?n=30000", "Dtrain-User: 0:0:root", 0, 200},
+	};
+	struct asked held = {0};
+	struct busy b;
+
+	busy_start_bounded(&b, 0, true, 512 << 10);
+	waiting = 0;
+	busy_send(&b, "/wait", nobody, 300 << 10, &held);
+	while (waiting == 0)
+		busy_turn(&b);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct asked asked;
+
+		busy_send(&b, cases[i].target, cases[i].user, cases[i].len, &asked);
+		while (!asked.done) {
+			busy_turn(&b);
+			ck_assert_int_eq(waiting, 1);
+		}
+		ck_assert_msg(asked.status == cases[i].status, "%zu: %d, %s", i, asked.status, asked.error);
+		if (asked.status == 503)
+			ck_assert_str_eq(asked.code, "too-many");
+	}
+	ck_assert(!held.done);
 	busy_stop(&b);
 }
 END_TEST
@@ -1273,6 +1348,7 @@ int main(void)
 	tcase_add_loop_test(c, requests_leave_room_for_services, 0, 2);
 	tcase_add_loop_test(c, peers_may_have_more_pending, 0, 2);
 	tcase_add_test(c, a_service_gets_the_place_of_a_silent_one);
+	tcase_add_test(c, the_memory_of_a_user_has_a_bound);
 	tcase_add_test(c, users_leave_room_for_root);
 	tcase_add_test(c, a_head_has_a_deadline);
 	return unit_run(s);

@@ -503,7 +503,7 @@ START_TEST(a_stream_that_is_broken_off_has_no_end)
 	ck_assert_int_eq(take(text, 8), MHD_CONTENT_READER_END_WITH_ERROR);
 	if (_i < 2) {
 		http_stream_write(s, "more", 4);
-		ck_assert_uint_eq(http_stream_pending(s), 4);
+		ck_assert_uint_eq(http_stream_pending(s), SIZE_MAX);
 	}
 }
 END_TEST
