@@ -78,8 +78,7 @@ void log_write(int level, const char *fields, const char *fmt, ...)
 	vsnprintf(message, sizeof(message), fmt, ap);
 	va_end(ap);
 	for (char *p = message; *p; p++) /* a line is one line, whatever it quotes */
-		if ((unsigned char)*p < 0x20 || *p == 0x7f)
-			*p = ' ';
+		memset(p, ' ', str_control_length(p));
 	if (log_state.journal)
 		to_journal(level, fields, message);
 	else

@@ -179,11 +179,20 @@ bool str_is_utf8(const char *s)
 	return n > 0;
 }
 
+size_t str_control_length(const char *s)
+{
+	const unsigned char *c = (const unsigned char *)s;
+
+	if (*c == 0xc2 && c[1] >= 0x80 && c[1] < 0xa0)
+		return 2;
+	return (*c > 0 && *c < 0x20) || *c == 0x7f;
+}
+
 char *str_make_plain(char *s)
 {
 	for (char *p = s; *p; p++)
-		if (((unsigned char)*p < 0x20 && *p != '\n' && *p != '\t') || *p == 0x7f)
-			*p = '?';
+		if (*p != '\n' && *p != '\t')
+			memset(p, '?', str_control_length(p));
 	return s;
 }
 

@@ -41,6 +41,9 @@ bool str_eq(const char *a, const char *b); /* NULL equals only NULL */
 bool str_eq_host(const char *a, const char *b);
 char *str_strip(char *s); /* in place: no white space at either end */
 bool str_is_utf8(const char *s);
+/* Bytes of the control character at s, 0: there is none. Those from U+0080 to U+009F are control characters
+ * for terminals, too: U+009B does what ESC [ does. */
+size_t str_control_length(const char *s);
 char *str_make_plain(char *s); /* in place: '?' for control characters but newline and tab */
 char *str_make_utf8(char *s);  /* in place: '?' for each byte that is no part of a character */
 

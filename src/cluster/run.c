@@ -90,7 +90,7 @@ int run_new(const struct run_config *config, struct run **out, struct error *err
 	if (!r->task || !r->name || (config->directory && !r->directory) || (dir && !r->output))
 		return error_oom(err);
 	for (const char *p = r->name; *p; p++)
-		if ((unsigned char)*p < 0x20 || *p == 0x7f || p - r->name >= NAME_MAX_BYTES)
+		if (str_control_length(p) || p - r->name >= NAME_MAX_BYTES)
 			return error_set(err, -EINVAL,
 			                 "name: at most %d bytes and no control characters are possible",
 			                 NAME_MAX_BYTES);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/str.h"
 
 void table_begin(struct table *table, size_t columns, const char *const *header)
 {
@@ -41,8 +42,7 @@ void table_add_text(struct table *table, const char *from)
 		return;
 	}
 	for (char *c = text; *c; c++)
-		if ((unsigned char)*c < 0x20 || *c == 0x7f)
-			*c = *c == '\n' ? ' ' : '?';
+		memset(c, *c == '\n' ? ' ' : '?', str_control_length(c));
 	table->colors[table->cells] = NULL;
 	table->list[table->cells++] = text;
 }

@@ -116,6 +116,9 @@ START_TEST(bytes_become_utf8)
 	}
 	strcpy(plain, "\033[2J a\tb\nc\r\177 h\xc3\xa9");
 	ck_assert_str_eq(str_make_plain(plain), "?[2J a\tb\nc?? h\xc3\xa9");
+	strcpy(plain, "\xc2\x80 \xc2\x9b"
+	              "2J \xc2\xa0 \xc3\x9b \xc2"); /* U+009B is ESC [ for terminals */
+	ck_assert_str_eq(str_make_plain(plain), "?? ??2J \xc2\xa0 \xc3\x9b \xc2");
 }
 END_TEST
 
@@ -639,7 +642,7 @@ static char *logged(const char *path, bool in_journal)
 	fflush(stderr);
 	ck_assert_int_ge(dup2(fd, STDERR_FILENO), 0);
 	log_init("me", LOG_WARNING);
-	log_err("an error of %d\nlines\x7f", 2);
+	log_err("an error of %d\nlines\x7f\xc2\x9b", 2);
 	log_warn("a warning");
 	log_info("not shown");
 	log_set_level(LOG_INFO);
@@ -660,7 +663,7 @@ START_TEST(the_log_has_a_line_for_each_message)
 	                    *journal = NULL;
 
 	plain = logged(path, false);
-	ck_assert_str_eq(plain, "me: an error of 2 lines \nme: a warning\nme: shown\n");
+	ck_assert_str_eq(plain, "me: an error of 2 lines   \nme: a warning\nme: shown\n");
 	journal = logged(path, true);
 	ck_assert_str_eq(journal, "");
 	file_remove_tree(dir, NULL);

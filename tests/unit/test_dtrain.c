@@ -385,14 +385,14 @@ START_TEST(tables_line_up)
 	table_add(&table, "%s", "größe");
 	table_add(&table, "%d", 1);
 	table_add(&table, "%s", "");
-	table_add(&table, "%s", "\033[2Jx\ny");
+	table_add(&table, "%s", "\033[2Jx\ny\xc2\x9b");
 	table_print(&table);
 	fflush(stdout);
 	dup2(saved, STDOUT_FILENO);
 	close(saved);
 	close(fd);
 	ck_assert_int_eq(file_read(file, 0, &text, NULL, NULL), 0);
-	ck_assert_str_eq(text, "A      B\ngröße  1\n-      ?[2Jx y\n");
+	ck_assert_str_eq(text, "A      B\ngröße  1\n-      ?[2Jx y??\n");
 }
 END_TEST
 

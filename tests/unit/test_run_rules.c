@@ -22,7 +22,9 @@ START_TEST(a_name_is_a_short_line)
 {
 	char name[300];
 	struct error err = ERROR_INIT;
-	static const char *const wrong[] = {"a\nb", "\x1f", "a\x7f", "a\tb"};
+	static const char *const wrong[] = {"a\nb", "\x1f", "a\x7f", "a\tb",
+	                                    "a\xc2\x9b"
+	                                    "2J"};
 	struct run *r = NULL;
 
 	memset(name, 'n', sizeof(name));
