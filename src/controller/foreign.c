@@ -20,6 +20,10 @@
 /* Numbers that were given after the last heartbeat of any node: left out where numbers are lifted. */
 enum { NUMBERS_MARGIN = 100 };
 
+/* No node has seen that many epochs or runs. Learned of one that says so, it would leave no number above it.
+ */
+static const int64_t INCREDIBLE = INT64_MAX / 2;
+
 bool foreign_is(struct controller *c, const struct report *report)
 {
 	_cleanup_(run_freep) struct run *owned = NULL;
@@ -98,7 +102,7 @@ static void learn_epoch(struct controller *c, const struct member *m, int64_t kn
 	int64_t own = store_newest_epoch(c->store);
 
 	/* Our own epoch, where the node has it from us, is no news. */
-	if (known < own || (known == own && m->epoch == own))
+	if (known < own || known >= INCREDIBLE || (known == own && m->epoch == own))
 		return;
 	log_warn(
 	    "node %s knows epoch %lld of this cluster, the store is of epoch %lld: it is an older copy, and "
@@ -119,7 +123,7 @@ void foreign_learn(struct controller *c, struct member *m, const struct known_cl
 	for (size_t i = 0; known && i < known->cluster_count; i++)
 		if (str_eq(known->clusters[i].id, store_cluster(c->store)))
 			learn_epoch(c, m, known->clusters[i].epoch);
-	if (highest > own && highest < INT64_MAX / 2) {
+	if (highest > own && highest < INCREDIBLE) {
 		log_warn("node %s knows run %lld, the store knows %lld: the next number is %lld", m->name,
 		         (long long)highest, (long long)own, (long long)highest + NUMBERS_MARGIN + 1);
 		store_lift(c->store, highest + NUMBERS_MARGIN);

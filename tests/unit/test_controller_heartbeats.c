@@ -385,6 +385,24 @@ START_TEST(the_highest_number_is_stored)
 }
 END_TEST
 
+/* No node says anything that keeps the controller from having a next epoch, and a next number. */
+START_TEST(what_leaves_no_room_is_not_learned)
+{
+	struct bed *b = settled_bed();
+	int64_t run = bed_submit(b, 1, 1);
+	const int64_t epoch = node_find(b, "n1")->epoch;
+
+	node_find(b, "n2")->highest_run = INT64_MAX;
+	node_find(b, "n2")->epoch = INT64_MAX - 1;
+	bed_send_heartbeat(b, "n2");
+	bed_pass(b, 1);
+	ck_assert_int_eq(bed_submit(b, 1, 1), run + 1);
+	bed_pass(b, 1);
+	ck_assert_int_eq(node_find(b, "n1")->epoch, epoch);
+	bed_free(b);
+}
+END_TEST
+
 /* Two nodes, of which this controller wants one heartbeat a second. */
 static struct bed *slow_bed(void)
 {
@@ -576,6 +594,7 @@ int main(void)
 	tcase_add_test(tc, a_node_that_is_added_again_says_the_whole);
 	tcase_add_test(tc, a_short_one_says_the_highest_number);
 	tcase_add_test(tc, the_highest_number_is_stored);
+	tcase_add_test(tc, what_leaves_no_room_is_not_learned);
 	tcase_add_test(tc, nodes_are_asked_for_fewer);
 	tcase_add_test(tc, a_node_that_reports_seldom_is_down_as_soon);
 	tcase_add_loop_test(tc, a_node_is_unknown_to_a_new_controller_until_the_time_out, 0, 2);
