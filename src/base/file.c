@@ -149,7 +149,9 @@ int file_write_atomic(const char *path, const void *data, size_t len, mode_t mod
 
 	if (!tmp || !copy)
 		return error_oom(err);
-	fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, mode);
+	/* In a directory of somebody else such a file could be theirs, who would read what is written. */
+	(void)unlink(tmp);
+	fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
 	if (fd < 0)
 		return error_errno(err, -errno, "cannot write %s", path);
 	r = file_write_all(fd, data, len, err);

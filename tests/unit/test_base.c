@@ -239,6 +239,22 @@ START_TEST(atomic_write_replaces_whole_files)
 }
 END_TEST
 
+/* Somebody else may have the file that is written first, where the directory is theirs, and hold it open. */
+START_TEST(atomic_write_takes_no_file_that_is_there)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "key");
+	_cleanup_free_ char *theirs = str_printf("%s.tmp.%ld", path, (long)getpid());
+	_cleanup_close_ int fd = open(theirs, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+	struct error err = ERROR_INIT;
+	char seen[8];
+
+	ck_assert_int_ge(fd, 0);
+	ck_ok(file_write_atomic(path, "secret", 6, 0600, &err), &err);
+	ck_assert_int_eq(pread(fd, seen, sizeof(seen), 0), 0);
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
 /* Deeper than directories are open at once, and than a path may be long; a link out of it, and one in its
  * place. */
 START_TEST(a_tree_is_removed_and_nothing_else)
@@ -815,6 +831,7 @@ int main(void)
 	tcase_add_test(t, words_for_sizes_and_times);
 	tcase_add_test(t, hashes_are_those_of_xxhash);
 	tcase_add_test(t, atomic_write_replaces_whole_files);
+	tcase_add_test(t, atomic_write_takes_no_file_that_is_there);
 	tcase_add_test(t, a_tree_is_removed_and_nothing_else);
 	tcase_add_test(t, a_deep_tree_finds_free_names);
 	tcase_add_test(t, what_cannot_be_removed_is_an_error);
