@@ -37,20 +37,19 @@ static bool is_room_elsewhere(struct run *r, const struct sched_node *nodes, siz
 /* As if it had stopped. */
 static void give_back_slots(struct controller *c, const struct run *r, struct sched_node *nodes)
 {
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		const struct member *m = members_get(c->members, i);
+	for (size_t k = 0; k < r->rank_count; k++) {
+		const struct run_rank *rank = &r->ranks[k];
+		const struct member *m;
+		size_t i;
 
-		for (size_t k = 0; k < r->rank_count; k++) {
-			const struct run_rank *rank = &r->ranks[k];
+		if (!members_position(c->members, rank->node, &i))
+			continue;
+		m = members_get(c->members, i);
+		for (size_t s = 0; s < MAX(rank->slot_count, (size_t)1); s++) {
+			size_t slot = (size_t)(rank->slot_count ? rank->slots[s] : rank->slot);
 
-			if (!str_eq_host(rank->node, m->name))
-				continue;
-			for (size_t s = 0; s < MAX(rank->slot_count, (size_t)1); s++) {
-				size_t slot = (size_t)(rank->slot_count ? rank->slots[s] : rank->slot);
-
-				if (slot < m->slots)
-					nodes[i].taken[slot] = m->devices[slot].state >= SLOT_DRAINING;
-			}
+			if (slot < m->slots)
+				nodes[i].taken[slot] = m->devices[slot].state >= SLOT_DRAINING;
 		}
 	}
 }
