@@ -143,7 +143,7 @@ static void add_id(struct queue *q, const char *node, int64_t id)
 
 static bool is_on(struct run *r, const char *node)
 {
-	if (run_part_find(r, node)) /* which looks first where it found the last one */
+	if (run_part_find(r, node))
 		return true;
 	for (size_t i = 0; i < r->lost_count; i++)
 		if (str_eq_host(r->lost[i].record.node, node))

@@ -49,32 +49,33 @@ void run_set_checkpoint(struct run *r, int64_t step)
 	run_touch(r);
 }
 
-static void add_avoided(struct run *r, const char *node)
+/* Without memory for it, the next attempt may take the node again. */
+static void add_avoided(struct run *r, size_t *count, const char *node)
 {
 	struct retry_record *x = &r->retries.record;
-	size_t n = 0;
-	char **list;
+	char **list = reallocarray(x->avoid, *count + 2, sizeof(*list));
 
-	for (; x->avoid && x->avoid[n]; n++)
-		if (str_eq_host(x->avoid[n], node))
-			return;
-	list = reallocarray(x->avoid, n + 2, sizeof(*list));
-	if (!list) /* then the next attempt may take the node again */
+	if (!list)
 		return;
 	x->avoid = list;
-	list[n] = strdup(node);
-	list[n + 1] = NULL;
+	list[*count] = strdup(node);
+	if (list[*count])
+		(*count)++;
+	list[*count] = NULL;
 }
 
 /* The nodes that have failed in this attempt, in the place of those of the one before. */
 static void set_avoided(struct run *r)
 {
+	const struct run_part *part = r->device_node ? run_part_find(r, r->device_node) : NULL;
+	size_t count = 0;
+
 	str_list_free(steal_pointer(r->retries.record.avoid));
 	for (size_t i = 0; i < r->part_count; i++)
 		if (r->parts[i].trouble)
-			add_avoided(r, r->parts[i].node);
-	if (r->device_node)
-		add_avoided(r, r->device_node);
+			add_avoided(r, &count, r->parts[i].node);
+	if (r->device_node && !(part && part->trouble))
+		add_avoided(r, &count, r->device_node);
 }
 
 static void count_stalled(struct run *r)
@@ -101,10 +102,12 @@ static void set_delay(struct run *r, double now)
 
 void run_count_busy(struct run *r, const char *node)
 {
+	size_t count = 0;
+
 	r->busy = true;
 	r->retries.record.busy_starts++;
 	str_list_free(steal_pointer(r->retries.record.avoid));
-	add_avoided(r, node);
+	add_avoided(r, &count, node);
 }
 
 bool run_retry_unstarted(struct run *r, double now)

@@ -103,16 +103,9 @@ int run_new(const struct run_config *config, struct run **out, struct error *err
 
 struct run_part *run_part_find(struct run *r, const char *node)
 {
-	/* From the one that was found last: a node is looked for several times, and then the next one. */
-	for (size_t i = 0; i < r->part_count; i++) {
-		size_t at = (r->part_found + i) % r->part_count;
+	size_t i;
 
-		if (!str_eq_host(r->parts[at].node, node))
-			continue;
-		r->part_found = at;
-		return &r->parts[at];
-	}
-	return NULL;
+	return name_index_find(&r->part_index, node, &i) ? &r->parts[i] : NULL;
 }
 
 typedef const char *(*spelling_fn)(void *context, const char *node);
@@ -155,6 +148,7 @@ void run_clear_parts(struct run *r)
 		free(r->parts[i].trouble);
 		free(r->parts[i].boot);
 	}
+	name_index_free(&r->part_index);
 	free(r->parts);
 	r->parts = NULL;
 	r->part_count = 0;
@@ -240,7 +234,7 @@ void run_free(struct run *r)
 	free(r->key);
 	free(r->reason);
 	free(r->detail);
-	message_free_list(&rank_error_message, r->rank_errors, r->rank_error_count);
+	run_clear_rank_errors(r);
 	free(r->device_error);
 	free(r->device_node);
 	free(r->evicted);

@@ -12,6 +12,7 @@
 
 #include "base/cleanup.h"
 #include "base/error.h"
+#include "base/name_index.h"
 #include "cluster/scheduler.h"
 #include "config/run.h"
 #include "wire/report.h"
@@ -89,7 +90,8 @@ struct run {
 
 	/* The attempt under way. */
 	struct run_part *parts;
-	size_t part_count, part_found;
+	size_t part_count;
+	struct name_index part_index; /* of their nodes */
 	double recovered; /* Unix seconds: it came out of the store then; 0: it was placed since */
 	bool cancelled;   /* a user has cancelled it */
 	bool failed;      /* the first cause is in reason once all parts have ended */
@@ -103,6 +105,10 @@ struct run {
 	double limit_at; /* of the owner: its time limit is reached then, monotonic; 0: never */
 	struct rank_error *rank_errors; /* at most one of each rank, in the order in which they came */
 	size_t rank_error_count;
+	/* By rank: 1 + its place in rank_errors, 0: there is none; and the places of those with a text. NULL:
+	 * not made yet. */
+	uint32_t *rank_error_places, *rank_error_texts;
+	size_t rank_error_text_count;
 	size_t
 	    rank_error_bytes; /* of their texts, which are bounded: those of the likeliest causes are kept */
 	/* what a node said first of a device that it has, e.g. that it fell off the bus */
@@ -239,6 +245,7 @@ extern const char run_undecided[];
 struct rank_error *run_find_rank_error(const struct run *r, int64_t rank);
 /* After rank_errors have come out of the store. */
 void run_count_rank_errors(struct run *r);
+void run_clear_rank_errors(struct run *r);
 bool run_rank_failed(const struct run_rank *rank);
 /* With all ends known: reports come in any order, and what dies of another's death may be seen first. Sets
  * the reason, and returns what has failed. */

@@ -2,6 +2,7 @@
 /* The first cause of the failure of a run's attempt, in words (cause.h says which of its ends it is). */
 #include "cluster/cause.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,25 +19,76 @@ const char run_undecided[] = "a part of it has failed, the rest is being stopped
 
 struct rank_error *run_find_rank_error(const struct run *r, int64_t rank)
 {
+	if (r->rank_error_places && rank >= 0 && rank < (int64_t)r->rank_count)
+		return r->rank_error_places[rank] ? &r->rank_errors[r->rank_error_places[rank] - 1] : NULL;
 	for (size_t i = 0; i < r->rank_error_count; i++)
 		if (r->rank_errors[i].rank == rank)
 			return &r->rank_errors[i];
 	return NULL;
 }
 
+static size_t text_bytes(const struct rank_error *known)
+{
+	return (known->worker ? strlen(known->worker) : 0) + (known->log ? strlen(known->log) : 0);
+}
+
+static void set_place(struct run *r, size_t i)
+{
+	int64_t rank = r->rank_errors[i].rank;
+
+	if (rank < (int64_t)r->rank_count && r->rank_error_places[rank] == 0)
+		r->rank_error_places[rank] = (uint32_t)i + 1;
+}
+
+static int index_rank_errors(struct run *r)
+{
+	if (r->rank_error_places)
+		return 0;
+	free(r->rank_error_texts);
+	r->rank_error_text_count = 0;
+	r->rank_error_texts = calloc(r->rank_error_count + 1, sizeof(*r->rank_error_texts));
+	if (r->rank_error_texts)
+		r->rank_error_places = calloc(r->rank_count + 1, sizeof(*r->rank_error_places));
+	if (!r->rank_error_places)
+		return -ENOMEM;
+	for (size_t i = 0; i < r->rank_error_count; i++) {
+		set_place(r, i);
+		if (text_bytes(&r->rank_errors[i]) > 0)
+			r->rank_error_texts[r->rank_error_text_count++] = (uint32_t)i;
+	}
+	return 0;
+}
+
+void run_clear_rank_errors(struct run *r)
+{
+	message_free_list(&rank_error_message, steal_pointer(r->rank_errors), r->rank_error_count);
+	r->rank_error_count = r->rank_error_bytes = r->rank_error_text_count = 0;
+	free(steal_pointer(r->rank_error_places));
+	free(steal_pointer(r->rank_error_texts));
+}
+
 /* That of the rank; made where there is none. NULL: out of memory. */
 static struct rank_error *need_rank_error(struct run *r, int64_t rank)
 {
-	struct rank_error *own = run_find_rank_error(r, rank), *grown;
+	struct rank_error *own, *grown;
+	uint32_t *texts;
 
+	if (index_rank_errors(r) < 0)
+		return NULL;
+	own = run_find_rank_error(r, rank);
 	if (own)
 		return own;
+	texts = reallocarray(r->rank_error_texts, r->rank_error_count + 1, sizeof(*texts));
+	if (!texts)
+		return NULL;
+	r->rank_error_texts = texts;
 	grown = reallocarray(r->rank_errors, r->rank_error_count + 1, sizeof(*grown));
 	if (!grown)
 		return NULL;
 	r->rank_errors = grown;
 	own = &grown[r->rank_error_count++];
 	*own = (struct rank_error){.rank = rank};
+	set_place(r, r->rank_error_count - 1);
 	return own;
 }
 
@@ -66,56 +118,59 @@ static enum cause_class class_of(const struct run_rank *rank, const struct rank_
 	                     rank->stopped && !has_failed(rank, known), known && known->lost_peer);
 }
 
-static size_t text_bytes(const struct rank_error *known)
+/* Of which of the texts it is the least likely that they tell the first cause: it explains less than the
+ * others, or ended later, or came later. One that has not ended yet came before its end. -1: there is none.
+ */
+static ptrdiff_t least_likely(const struct run *r)
 {
-	return (known->worker ? strlen(known->worker) : 0) + (known->log ? strlen(known->log) : 0);
-}
-
-/* That of the rank which is the least likely to be the first cause: it explains less than the others, or
- * ended later, or came later. One that has not ended yet came before its end. */
-static struct rank_error *least_likely(struct run *r)
-{
-	struct rank_error *last = NULL;
+	ptrdiff_t last = -1;
 	enum cause_class last_class = CAUSE_NODE;
 	double last_ended = 0;
 
-	for (size_t i = 0; i < r->rank_error_count; i++) {
-		struct rank_error *known = &r->rank_errors[i];
+	for (size_t i = 0; i < r->rank_error_text_count; i++) {
+		const struct rank_error *known = &r->rank_errors[r->rank_error_texts[i]];
 		const struct run_rank *rank =
 		    known->rank < (int64_t)r->rank_count ? &r->ranks[known->rank] : NULL;
 		enum cause_class class;
 
-		if (text_bytes(known) == 0)
-			continue;
 		if (!rank)
-			return known;
+			return (ptrdiff_t)i;
 		class = class_of(rank, known);
 		if (class < last_class || (class == last_class && rank->ended < last_ended))
 			continue;
-		last = known;
+		last = (ptrdiff_t)i;
 		last_class = class;
 		last_ended = rank->ended;
 	}
 	return last;
 }
 
+static void drop_text(struct run *r, size_t i)
+{
+	struct rank_error *dropped = &r->rank_errors[r->rank_error_texts[i]];
+
+	r->rank_error_bytes -= text_bytes(dropped);
+	if (dropped->worker)
+		dropped->worker[0] = '\0';
+	if (dropped->log)
+		dropped->log[0] = '\0';
+	r->rank_error_text_count--;
+	memmove(&r->rank_error_texts[i], &r->rank_error_texts[i + 1],
+	        (r->rank_error_text_count - i) * sizeof(*r->rank_error_texts));
+}
+
 /* After what is known of a rank has grown. What thousands of ranks say when they fail together would be much
  * to store each time that one more ends. An empty text is left of one that is dropped, so that it is known,
  * and not taken again. */
-static void limit_texts(struct run *r, struct rank_error *grown, size_t before)
+static void limit_texts(struct run *r, const struct rank_error *grown, size_t before)
 {
-	r->rank_error_bytes += text_bytes(grown) - before;
-	while (r->rank_error_bytes > TEXTS_MAX) {
-		struct rank_error *dropped = least_likely(r);
+	ptrdiff_t i;
 
-		if (!dropped)
-			return;
-		r->rank_error_bytes -= text_bytes(dropped);
-		if (dropped->worker)
-			dropped->worker[0] = '\0';
-		if (dropped->log)
-			dropped->log[0] = '\0';
-	}
+	r->rank_error_bytes += text_bytes(grown) - before;
+	if (before == 0 && text_bytes(grown) > 0)
+		r->rank_error_texts[r->rank_error_text_count++] = (uint32_t)(grown - r->rank_errors);
+	while (r->rank_error_bytes > TEXTS_MAX && (i = least_likely(r)) >= 0)
+		drop_text(r, (size_t)i);
 }
 
 void run_count_rank_errors(struct run *r)
@@ -231,6 +286,7 @@ enum run_failure run_decide_cause(struct run *r)
 	bool network = false;
 	int first;
 
+	index_rank_errors(r); /* without memory for that, the errors are searched */
 	for (i = 0; list && whose && i < r->part_count; i++)
 		if (r->parts[i].trouble) {
 			whose[n] = r->parts[i].trouble;

@@ -32,8 +32,10 @@ static int parts_add(struct run *r, const char *node, struct error *err)
 	r->parts = p;
 	p += r->part_count;
 	*p = (struct run_part){.node = strdup(node)};
-	if (!p->node)
+	if (!p->node || name_index_add(&r->part_index, p->node, r->part_count) < 0) {
+		free(p->node);
 		return error_oom(err);
+	}
 	r->part_count++;
 	return 0;
 }
@@ -151,6 +153,7 @@ int run_set_under_way(struct run *r, const json_t *under_way, struct error *err)
 		run_clear_parts(r);
 		return code;
 	}
+	run_clear_rank_errors(r);
 	r->rank_errors = steal_pointer(record.rank_errors);
 	r->rank_error_count = record.rank_error_count;
 	record.rank_error_count = 0;
@@ -201,6 +204,7 @@ static void free_ranks(struct run *r)
 	message_free_list(&run_rank_message, r->ranks, r->rank_count);
 	r->ranks = NULL;
 	r->rank_count = 0;
+	free(steal_pointer(r->rank_error_places)); /* made anew, by rank */
 }
 
 int run_place(struct run *r, char *const *nodes, const int *slots, double now, struct error *err)
@@ -233,8 +237,7 @@ int run_place(struct run *r, char *const *nodes, const int *slots, double now, s
 	free(steal_pointer(r->device_error));
 	free(steal_pointer(r->device_node));
 	run_begin_attempt(r);
-	message_free_list(&rank_error_message, steal_pointer(r->rank_errors), r->rank_error_count);
-	r->rank_error_count = r->rank_error_bytes = 0;
+	run_clear_rank_errors(r);
 	r->exit_status = -1;
 	r->to_start = true;
 	run_touch(r);

@@ -66,26 +66,35 @@ bool run_has_replacements(const struct run *r)
 	return r->spares_asked > 0 && (int64_t)n >= r->nodes_asked.low;
 }
 
+static void add_slots(struct run *r, struct spare_record *s, const struct run_rank *rank)
+{
+	size_t count = MAX(rank->slot_count, (size_t)1);
+
+	for (size_t i = 0; i < count && (int64_t)s->slot_count < r->per_node; i++)
+		s->slots[s->slot_count++] = rank->slot_count ? rank->slots[i] : rank->slot;
+}
+
 void run_keep_nodes(struct run *r)
 {
-	for (size_t i = 0; r->spares_asked > 0 && i < r->part_count; i++) {
-		struct run_part *part = &r->parts[i];
+	/* Of each part: 1 + the place of its node among the spares. */
+	_cleanup_free_ size_t *place = calloc(r->part_count + 1, sizeof(*place));
+
+	for (size_t i = 0; place && r->spares_asked > 0 && i < r->part_count; i++) {
 		struct spare_record *s;
 
-		if (!is_in_order(r, part))
+		if (!is_in_order(r, &r->parts[i]))
 			continue;
-		s = add_spare(r, part->node, (size_t)r->per_node);
+		s = add_spare(r, r->parts[i].node, (size_t)r->per_node);
 		if (!s) /* then the next attempt has to wait for it as others do */
-			return;
+			break;
 		s->worked = true;
-		for (size_t k = 0; k < r->rank_count; k++) {
-			const struct run_rank *rank = &r->ranks[k];
-			size_t count = MAX(rank->slot_count, (size_t)1);
+		place[i] = r->spare_count;
+	}
+	for (size_t k = 0; place && r->spares_asked > 0 && k < r->rank_count; k++) {
+		const struct run_part *part = run_part_find(r, r->ranks[k].node);
+		size_t own = part ? place[part - r->parts] : 0;
 
-			for (size_t n = 0; str_eq_host(rank->node, part->node) && n < count; n++)
-				if ((int64_t)s->slot_count < r->per_node)
-					s->slots[s->slot_count++] =
-					    rank->slot_count ? rank->slots[n] : rank->slot;
-		}
+		if (own > 0)
+			add_slots(r, &r->spares[own - 1], &r->ranks[k]);
 	}
 }

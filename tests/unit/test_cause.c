@@ -449,6 +449,69 @@ START_TEST(the_log_is_the_detail_where_the_error_was_dropped)
 }
 END_TEST
 
+enum { MANY_NODES = 8192, RANKS_OF_NODE = 8 };
+
+/* All ranks of a run on so many nodes fail at the same time. Searched one after the other, its nodes, and
+ * what its ranks say, would take most of a minute, and this test ends with an error after 4 s. */
+START_TEST(all_ranks_of_thousands_of_nodes_fail)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(MANY_NODES, RANKS_OF_NODE),
+	                                *again = fixture_run(MANY_NODES, RANKS_OF_NODE);
+	_cleanup_free_ char *text = str_printf("%0*d", 199, 0);
+	char **names = calloc(MANY_NODES + 1, sizeof(*names));
+	_cleanup_free_ int *slots = calloc(MANY_NODES * RANKS_OF_NODE, sizeof(*slots));
+	struct rank_report ranks[RANKS_OF_NODE] = {0};
+	_cleanup_json_ json_t *record = NULL;
+	int64_t last = MANY_NODES * RANKS_OF_NODE - 1;
+	struct error err = ERROR_INIT;
+
+	ck_assert(names && slots);
+	for (int i = 0; i < MANY_NODES; i++)
+		names[i] = str_printf("node%04d", i);
+	for (int i = 0; i <= last; i++)
+		slots[i] = i % RANKS_OF_NODE;
+	ck_ok(run_place(r, names, slots, 100, &err), &err);
+	ck_ok(run_place(again, names, slots, 100, &err), &err);
+	for (int i = MANY_NODES - 1; i >= 0; i--) {
+		struct report report = {.run = 1,
+		                        .attempt = 1,
+		                        .node = names[i],
+		                        .state = ATTEMPT_ENDED,
+		                        .ranks = ranks,
+		                        .rank_count = RANKS_OF_NODE};
+
+		for (int k = 0; k < RANKS_OF_NODE; k++)
+			ranks[k] = (struct rank_report){.rank = i * RANKS_OF_NODE + k,
+			                                .state = RANK_EXITED,
+			                                .exit_status = 3,
+			                                .ended = 150 + i * 1e-4,
+			                                .error = text};
+		if (i == 0) {
+			ck_assert_int_eq(run_under_way(r, &record), 0);
+			run_clear_parts(again);
+			ck_ok(run_set_under_way(again, record, &err), &err);
+		}
+		run_report(r, &report, 200);
+	}
+	ck_assert_int_eq(r->state, RUN_FAILED);
+	ck_assert_str_eq(r->reason, "rank 0 on node0000: exit status 3");
+	ck_assert_str_eq(r->detail, text);
+	ck_assert_uint_eq(r->rank_error_count, (size_t)last + 1);
+	for (int64_t i = 0; i <= last; i += 4095)
+		ck_assert_int_eq(run_find_rank_error(r, i)->rank, i);
+	/* They are found, and searched, the same after they were stored, and not after the next placement. */
+	run_worker_error(again, 0, "no such column: text", false);
+	ck_assert_int_eq(run_find_rank_error(again, last)->rank, last);
+	ck_assert_str_eq(run_find_rank_error(again, last)->log, "");
+	ck_assert_str_eq(run_find_rank_error(again, 8)->log, text);
+	ck_assert_str_eq(run_find_rank_error(again, 0)->worker, "no such column: text");
+	ck_ok(run_place(again, names, slots, 300, &err), &err);
+	ck_assert_ptr_null(run_find_rank_error(again, 0));
+	ck_assert_uint_eq(again->part_count, MANY_NODES);
+	str_list_free(names);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("cause");
@@ -473,6 +536,7 @@ int main(void)
 	tcase_add_loop_test(tc, what_many_ranks_say_is_bounded, 0, 2);
 	tcase_add_test(tc, who_lost_a_peer_says_less);
 	tcase_add_test(tc, the_log_is_the_detail_where_the_error_was_dropped);
+	tcase_add_test(tc, all_ranks_of_thousands_of_nodes_fail);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }
