@@ -143,16 +143,34 @@ static void keep_changes(struct controller *c)
 	commit_lazily(c);
 }
 
+/* A commit that has failed is tried again each second: of a disk that is full for hours, the log says so
+ * once. */
+static void log_failure(struct controller *c, const struct error *err)
+{
+	if (str_eq(c->store_error, err->message))
+		return;
+	log_err("the store cannot be written: %s", err->message);
+	str_replace(&c->store_error, err->message); /* without memory for it, it is logged again */
+}
+
+static void log_success(struct controller *c)
+{
+	if (c->store_error)
+		log_info("the store can be written again");
+	free(steal_pointer(c->store_error));
+}
+
 static void on_committed(void *context, int code, const struct error *err)
 {
 	struct controller *c = context;
 
 	if (code < 0) {
-		log_err("the store cannot be written: %s", err->message);
+		log_failure(c, err);
 		submissions_answer(c, err);
 		call_waiters(c, err);
 		keep_changes(c);
 	} else {
+		log_success(c);
 		c->committed = c->commits;
 		keep_refused(c);
 		submissions_answer(c, NULL);

@@ -249,5 +249,6 @@ void controller_destroy(struct controller *c)
 	members_destroy(c->members);
 	queue_clear(&c->queue);
 	store_close(c->store);
+	free(c->store_error);
 	free(c);
 }

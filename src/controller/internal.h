@@ -33,10 +33,11 @@ struct controller {
 	/* Of the node whose heartbeat is read: what it had the last time. */
 	struct foreign_attempt *foreign_before;
 	size_t foreign_before_count;
-	bool lazy_commit;                           /* its timer is set */
-	bool commit;                                /* one is due */
-	int64_t commits;                            /* begun so far: the number of the last one, */
-	int64_t committed;                          /* and of the last one that is on disk */
+	char *store_error; /* why the last commit has failed, as the log has it; NULL: it has not */
+	bool lazy_commit;  /* its timer is set */
+	bool commit;       /* one is due */
+	int64_t commits;   /* begun so far: the number of the last one, */
+	int64_t committed; /* and of the last one that is on disk */
 	void (*on_committed)(struct controller *c); /* of the one in flight */
 	bool settled;                               /* all nodes have reported, or are down: see foreign.c */
 	bool reschedule;                            /* slots or queue have changed */

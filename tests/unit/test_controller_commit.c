@@ -216,7 +216,7 @@ static void check_reason(struct bed *b, int64_t id, const char *reason)
 static int divert_log(const struct bed *b)
 {
 	_cleanup_free_ char *path = str_path_join(b->dir, "log");
-	int before = dup(STDERR_FILENO), fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+	int before = dup(STDERR_FILENO), fd = open(path, O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
 
 	ck_assert_int_ge(fd, 0);
 	ck_assert_int_ge(before, 0);
@@ -655,6 +655,33 @@ START_TEST(what_a_failed_commit_held_is_committed_again)
 }
 END_TEST
 
+/* The log says once that commits fail, however often they do, and that they no longer do. */
+START_TEST(a_store_that_cannot_be_written_is_logged_once)
+{
+	struct bed b;
+	int log;
+
+	bed_start(&b);
+	for (int again = 0; again < 2; again++) {
+		held_store_fail(b.held, 3);
+		ck_assert_int_eq(controller_set_drained(b.controller, "n1", !again, NULL), 0);
+		log = divert_log(&b);
+		for (int i = 0; i < 3; i++) {
+			turn(&b);
+			commits_end(&b);
+			b.now += 1;
+		}
+		ck_assert_int_eq(count_in_log(&b, "the store cannot be written: the disk is gone", log), 1);
+		log = divert_log(&b);
+		turn(&b);
+		commits_end(&b);
+		ck_assert_int_eq(held_store_is_drained(b.held, "n1"), !again);
+		ck_assert_int_eq(count_in_log(&b, "the store can be written again", log), 1);
+	}
+	bed_end(&b);
+}
+END_TEST
+
 /* A drain that waits for its commit is not undone by a hosts file that is read meanwhile. */
 START_TEST(a_drain_during_a_commit_outlives_a_reload)
 {
@@ -802,6 +829,7 @@ int main(void)
 	tcase_add_loop_test(c, an_attempt_that_is_given_up_during_its_commit_is_not_started, 0, 2);
 	tcase_add_test(c, a_submission_whose_commit_fails_is_refused);
 	tcase_add_test(c, what_a_failed_commit_held_is_committed_again);
+	tcase_add_test(c, a_store_that_cannot_be_written_is_logged_once);
 	tcase_add_test(c, a_drain_during_a_commit_outlives_a_reload);
 	tcase_add_test(c, an_attempt_is_not_forgotten_before_the_next_one_is_on_disk);
 	tcase_add_test(c, the_end_commits_everything);
