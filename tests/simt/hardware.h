@@ -193,34 +193,21 @@ static inline void load_matrices_transposed(uint32_t (&r)[4], const void *row)
 	load_matrices_(r, row, true);
 }
 
-template <typename T> static inline float half_of(uint32_t pair, int which)
-{
-	return to_float(T{(uint16_t)(which ? pair >> 16 : pair)});
-}
-
+/* The operands in fp32, which each lane converts once for all lanes that multiply with them. */
 template <typename T> static inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-	uint32_t b[2] = {b0, b1}, as[32][4], bs[32][2];
-	int lane = (int)(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-	const unsigned char *lanes = simt::warp_exchange(a, 16);
+	const uint32_t b[2] = {b0, b1};
+	float left[8], right[4];
 
-	for (int l = 0; l < 32; l++)
-		memcpy(as[l], lanes + 16 * l, 16);
-	lanes = simt::warp_exchange(b, 8);
-	for (int l = 0; l < 32; l++)
-		memcpy(bs[l], lanes + 16 * l, 8);
 	for (int i = 0; i < 4; i++) {
-		int col = 2 * t + (i & 1), high = i >> 1; /* row g or g + 8 */
-		float sum = 0;
-
-		for (int k = 0; k < 16; k++) {
-			int pair = k % 8 / 2, half = k / 8;
-
-			sum += half_of<T>(as[4 * g + pair][high + 2 * half], k & 1) *
-			       half_of<T>(bs[4 * col + pair][half], k & 1);
-		}
-		c[i] += sum;
+		left[2 * i] = to_float(T{(uint16_t)a[i]});
+		left[2 * i + 1] = to_float(T{(uint16_t)(a[i] >> 16)});
 	}
+	for (int i = 0; i < 2; i++) {
+		right[2 * i] = to_float(T{(uint16_t)b[i]});
+		right[2 * i + 1] = to_float(T{(uint16_t)(b[i] >> 16)});
+	}
+	simt::warp_multiply(c, left, right);
 }
 
 #include "simt/hopper.h"

@@ -34,12 +34,22 @@ struct fiber {
 	std::vector<std::vector<copy>> groups; /* committed, the oldest first */
 	std::vector<copy> open;
 	void *stack;
+#if defined(__x86_64__)
 	void *sp;
+#else
 	ucontext_t context;
+#endif
 };
 
+typedef float four __attribute__((vector_size(16)));
+
+/* What the lanes of a warp exchange, in two buffers that alternate. The operands of a product lie as the four
+ * sums of a lane (g, t) = (lane / 4, lane % 4) need them: of rows g, g, g + 8, g + 8 of a and of columns 2t,
+ * 2t + 1, 2t, 2t + 1 of b. */
 struct warp {
 	unsigned char lane[2][WARP * 16];
+	four a[2][8][16]; /* of each g and k */
+	four b[2][4][16]; /* of each t and k */
 };
 
 /* One machine per process, which simt_enter and simt_leave give to one thread at a time. */
@@ -53,8 +63,11 @@ static struct {
 	body f;
 	void *context;
 	const char *kernel;
+#if defined(__x86_64__)
 	void *sp;
+#else
 	ucontext_t scheduler;
+#endif
 } m;
 
 const char *last_kernel()
@@ -345,6 +358,35 @@ const unsigned char *warp_exchange(const void *data, size_t bytes)
 	memcpy(lanes + 16 * (m.current % WARP), data, bytes);
 	pause(AT_WARP);
 	return lanes;
+}
+
+/* Most of the time of attention is spent here. It writes to memory of the emulator alone,
+ * which the sanitizers do not have to watch. */
+__attribute__((no_sanitize("address", "undefined"))) void warp_multiply(float (&c)[4], const float (&a)[8],
+                                                                        const float (&b)[4])
+{
+	fiber *f = self();
+	unsigned lane = m.current % WARP, g = lane / 4, t = lane % 4, turn = f->exchanges++ % 2;
+	warp *w = &m.warps[m.current / WARP];
+	four sum = {0, 0, 0, 0};
+
+	/* Of a, rows g and g + 8 in turn: k's 2t and 2t + 1, then those 8 further; of b, column g: the same
+	 * k's. */
+	for (unsigned i = 0; i < 8; i++) {
+		unsigned k = i / 4 * 8 + 2 * t + i % 2, at = i / 2 % 2 * 2;
+
+		w->a[turn][g][k][at] = w->a[turn][g][k][at + 1] = a[i];
+	}
+	for (unsigned i = 0; i < 4; i++) {
+		unsigned k = i / 2 * 8 + 2 * t + i % 2;
+
+		w->b[turn][g / 2][k][g % 2] = w->b[turn][g / 2][k][g % 2 + 2] = b[i];
+	}
+	pause(AT_WARP);
+	for (unsigned k = 0; k < 16; k++)
+		sum += w->a[turn][g][k] * w->b[turn][t][k];
+	for (unsigned i = 0; i < 4; i++)
+		c[i] += sum[i];
 }
 
 void copy_async(void *shared, const void *global, bool valid)

@@ -46,6 +46,9 @@ void block_barrier();
 bool block_any(bool p);
 /* Barrier of all lanes of the warp: each passes `bytes` (up to 16) and gets those of all lanes, in order. */
 const unsigned char *warp_exchange(const void *data, size_t bytes); /* those of lane l are at 16·l */
+/* The same barrier, and the product of mma.m16n8k16, whose fragments these are: a of 8 elements, b of 4. Each
+ * sum begins with the product of the lowest k, and is added to c then. */
+void warp_multiply(float (&c)[4], const float (&a)[8], const float (&b)[4]);
 
 void copy_async(void *shared, const void *global, bool valid);
 void copy_commit();
