@@ -1,14 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Collectives between threads. A call queues the collective; comm_wait and comm_flush carry out what is
- * queued, in order, so that a caller who does not wait sees its buffer unchanged. Where a collective is
- * carried out, all ranks meet at a barrier. */
+ * queued, in order, so that a caller who does not wait does not see the result. Where a collective is carried
+ * out, all ranks meet at a barrier.
+ *
+ * From the call until then the buffers are the communicator's. The process is ended where what a collective
+ * reads has changed meanwhile, or anything was written to where its result goes, which has NaNs until then.
+ * What a collective leaves undefined has NaNs, too. */
 #include "thread_comm.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/comm/split.h"
+
+/* Bytes of NaNs, of each type. */
+enum { NO_VALUE = 0xff };
 
 struct group {
 	int world_size;
@@ -32,6 +40,8 @@ struct operation {
 	enum element type;
 	enum comm_op op;
 	int root;
+	char *kept;    /* what it reads of this rank, as it was when it was queued */
+	bool in_place; /* a reduce_scatter that leaves the other ranks' shards undefined */
 };
 
 struct comm {
@@ -75,6 +85,8 @@ void comm_destroy(struct comm *c)
 {
 	struct group *g = c ? c->group : NULL;
 
+	for (comm_ticket t = c ? c->completed : 0; c && t < c->queued; t++)
+		free(c->queue[(t + 1) % QUEUE_MAX].kept);
 	if (c)
 		free(c->memory);
 	free(c);
@@ -206,6 +218,9 @@ static void run_reduce(struct comm *c, const struct operation *o)
 		store(result, i, n, o->type, total);
 	}
 	leave(c);
+	if (o->in_place)
+		memset((char *)o->buffer - (size_t)o->first * size, NO_VALUE,
+		       (size_t)(o->count * g->world_size) * size);
 	memcpy((char *)o->buffer + (o->input ? 0 : (size_t)o->first * size), result, (size_t)o->count * size);
 	free(result);
 }
@@ -237,10 +252,92 @@ static void run_barrier(struct comm *c, const struct operation *o)
 	leave(c);
 }
 
+/* ---- whose the buffers are ---- */
+
+struct span {
+	char *at;
+	size_t bytes;
+};
+
+/* All that the collective is about on this rank; shards: a part of it for each rank. */
+static size_t bytes_of(const struct comm *c, const struct operation *o, bool shards)
+{
+	size_t bytes = (size_t)o->count * (o->run == run_broadcast ? 1 : element_size(o->type));
+
+	return shards ? bytes * (size_t)c->group->world_size : bytes;
+}
+
+static struct span input_of(const struct comm *c, const struct operation *o)
+{
+	if (o->run == run_all_gather)
+		return (struct span){o->input ? (char *)(uintptr_t)o->input
+		                              : (char *)o->buffer + (size_t)c->rank * bytes_of(c, o, false),
+		                     bytes_of(c, o, false)};
+	if (o->run == run_reduce)
+		return (struct span){(char *)(uintptr_t)(o->input ? o->input : o->buffer),
+		                     bytes_of(c, o, o->input != NULL)};
+	return (struct span){o->buffer,
+	                     o->run == run_broadcast && c->rank == o->root ? bytes_of(c, o, false) : 0};
+}
+
+/* What it writes of `all` beside what it reads: in two parts, before that and behind it. */
+static void outputs_of(const struct comm *c, const struct operation *o, struct span out[2])
+{
+	bool shards = o->run == run_all_gather;
+	struct span in = input_of(c, o), all = {o->buffer, bytes_of(c, o, shards)};
+
+	out[0] = all;
+	out[1] = (struct span){NULL, 0};
+	if (o->run == run_barrier)
+		out[0].bytes = 0;
+	if (in.at >= all.at + all.bytes || all.at >= in.at + in.bytes)
+		return;
+	out[0].bytes = in.at > all.at ? (size_t)(in.at - all.at) : 0;
+	if (in.at + in.bytes < all.at + all.bytes)
+		out[1] = (struct span){in.at + in.bytes, (size_t)(all.at + all.bytes - in.at) - in.bytes};
+}
+
+static void take_buffers(const struct comm *c, struct operation *o)
+{
+	struct span in = input_of(c, o), out[2];
+
+	o->kept = malloc(in.bytes + 1);
+	if (in.bytes)
+		memcpy(o->kept, in.at, in.bytes);
+	outputs_of(c, o, out);
+	for (int i = 0; i < 2; i++)
+		if (out[i].bytes)
+			memset(out[i].at, NO_VALUE, out[i].bytes);
+}
+
+static bool is_untouched(struct span s)
+{
+	for (size_t i = 0; i < s.bytes; i++)
+		if ((unsigned char)s.at[i] != NO_VALUE)
+			return false;
+	return true;
+}
+
+static void check_buffers(const struct comm *c, struct operation *o)
+{
+	struct span in = input_of(c, o), out[2];
+	bool same = in.bytes == 0 || memcmp(o->kept, in.at, in.bytes) == 0;
+
+	free(o->kept);
+	o->kept = NULL;
+	outputs_of(c, o, out);
+	if (same && is_untouched(out[0]) && is_untouched(out[1]))
+		return;
+	fprintf(stderr, "rank %d: what a collective %s was written to before the collective was waited for\n",
+	        c->rank, same ? "writes" : "reads");
+	abort();
+}
+
 static comm_ticket enqueue(struct comm *c, struct operation o)
 {
 	if (c->queued - c->completed == QUEUE_MAX)
 		comm_wait(c, c->completed + 1, NULL);
+	take_buffers(c, &o);
 	c->queue[++c->queued % QUEUE_MAX] = o;
 	return c->queued;
 }
@@ -271,8 +368,11 @@ comm_ticket comm_reduce_scatter_into(struct comm *c, void *own, const void *all,
 
 comm_ticket comm_reduce_scatter(struct comm *c, void *buffer, int64_t shard, enum dtype type, enum comm_op op)
 {
-	return comm_reduce_scatter_into(c, (char *)buffer + (size_t)(c->rank * shard) * dtype_size(type),
-	                                buffer, shard, type, op);
+	comm_ticket ticket = comm_reduce_scatter_into(
+	    c, (char *)buffer + (size_t)(c->rank * shard) * dtype_size(type), buffer, shard, type, op);
+
+	c->queue[ticket % QUEUE_MAX].in_place = true;
+	return ticket;
 }
 
 comm_ticket comm_all_gather_into(struct comm *c, void *all, const void *own, int64_t shard, enum dtype type)
@@ -310,8 +410,9 @@ void comm_group_end(struct comm *c)
 int comm_wait(struct comm *c, comm_ticket ticket, struct error *err)
 {
 	while (c->completed < ticket) {
-		const struct operation *o = &c->queue[++c->completed % QUEUE_MAX];
+		struct operation *o = &c->queue[++c->completed % QUEUE_MAX];
 
+		check_buffers(c, o);
 		o->run(c, o);
 	}
 	return 0;
