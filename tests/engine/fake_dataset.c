@@ -64,6 +64,17 @@ struct dataset *fake_dataset_whole(int64_t rows, int32_t length, int32_t vocab)
 	return d;
 }
 
+struct dataset *fake_dataset_of(struct dataset_row *row, int64_t rows)
+{
+	struct dataset *d = calloc(1, sizeof(*d));
+
+	d->rows = rows;
+	d->row = row;
+	for (int64_t i = 0; i < rows; i++)
+		d->longest = MAX(d->longest, row[i].length);
+	return d;
+}
+
 /* Copies the elements [from, to) of a row's document, which becomes a row. */
 static void cut_row(struct dataset_row *out, const struct dataset_row *row, int32_t from, int32_t to)
 {

@@ -12,3 +12,5 @@ struct dataset *fake_dataset(int64_t rows, int32_t length, int32_t spread, int32
 struct dataset *fake_dataset_whole(int64_t rows, int32_t length, int32_t vocab);
 /* The documents of another data set, each as a row of its own. */
 struct dataset *fake_dataset_unpacked(const struct dataset *packed);
+/* Of given rows, which it takes over: the array and what they point to are from malloc. */
+struct dataset *fake_dataset_of(struct dataset_row *row, int64_t rows);
