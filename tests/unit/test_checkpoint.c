@@ -802,6 +802,100 @@ START_TEST(a_tied_model_may_be_stored_as_its_head)
 }
 END_TEST
 
+#define ROWS 1100 /* of 1000, more than are compared at once */
+
+/* The ramp, but for its last element. */
+static int fill_other_end(void *context, size_t index, size_t offset, size_t len, void *buf,
+                          struct error *err)
+{
+	int r = fill_ramp(context, index, offset, len, buf, err);
+
+	if (r == 0 && offset + len == ROWS * 1000 * sizeof(float))
+		memset((char *)buf + len - sizeof(float), 0, sizeof(float));
+	return r;
+}
+
+/* Files of tied models may have the head, too, if it is the embedding: transformers 4 drops another one, and
+ * transformers 5 does not tie it. */
+START_TEST(a_tied_head_of_its_own_is_refused)
+{
+	static enum tensor_type f32 = TENSOR_F32, bf16 = TENSOR_BF16;
+	static const struct {
+		const char *embedding;
+		int rows, columns, head_rows;
+		struct tensor_source head;
+		bool refused;
+	} cases[] = {
+	    {"model.embed_tokens.weight",
+	     3,
+	     2,
+	     3,
+	     {.type = TENSOR_F32, .fill = fill_ramp, .context = &f32},
+	     false},
+	    {"embed_tokens.weight",
+	     3,
+	     2,
+	     3,
+	     {.type = TENSOR_BF16, .fill = fill_ramp, .context = &bf16},
+	     false},
+	    {"model.embed_tokens.weight",
+	     ROWS,
+	     1000,
+	     ROWS,
+	     {.type = TENSOR_F32, .fill = fill_ramp, .context = &f32},
+	     false},
+	    {"model.embed_tokens.weight",
+	     ROWS,
+	     1000,
+	     ROWS,
+	     {.type = TENSOR_F32, .fill = fill_other_end, .context = &f32},
+	     true},
+	    {"embed_tokens.weight",
+	     3,
+	     2,
+	     3,
+	     {.type = TENSOR_BF16, .fill = fill_ramp, .context = &bf16, .index = 1},
+	     true},
+	    {"model.embed_tokens.weight",
+	     3,
+	     2,
+	     4,
+	     {.type = TENSOR_F32, .fill = fill_ramp, .context = &f32},
+	     true},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct hf_parameter p = {.name = "model.embed_tokens.weight",
+		                         .dims = 2,
+		                         .shape = {cases[i].rows, cases[i].columns},
+		                         .tied_embedding = true};
+		struct tensor_source s[] = {
+		    {cases[i].embedding, TENSOR_F32, 2, {p.shape[0], p.shape[1]}, fill_ramp, &f32, 0},
+		    cases[i].head};
+		_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+		_cleanup_free_ char *dir = unit_tmpdir();
+		struct error err = ERROR_INIT;
+
+		s[1].name = "lm_head.weight";
+		s[1].dims = 2;
+		s[1].shape[0] = cases[i].head_rows;
+		s[1].shape[1] = cases[i].columns;
+		mark_point();
+		ck_ok(safetensors_write(dir, "model", s, 2, 0, &err), &err);
+		ck_ok(safetensors_open(dir, &st, &err), &err);
+		if (cases[i].refused)
+			ck_fails(hf_check(st, "m", &p, 1, &err), &err,
+			         "m: tensor lm_head.weight differs from");
+		else
+			ck_ok(hf_check(st, "m", &p, 1, &err), &err);
+		/* Where the model does not tie it, nobody compares. */
+		p.tied_embedding = false;
+		ck_ok(hf_check(st, "m", &p, 1, &err), &err);
+		ck_ok(file_remove_tree(dir, &err), &err);
+	}
+}
+END_TEST
+
 START_TEST(crc32c_is_castagnolis)
 {
 	ck_assert_uint_eq(tfevents_crc32c("123456789", 9), 0xe3069283);
@@ -832,6 +926,7 @@ int main(void)
 	tcase_add_test(t, what_an_older_output_has_is_removed);
 	tcase_add_test(t, a_configuration_of_something_else_stays);
 	tcase_add_test(t, a_tied_model_may_be_stored_as_its_head);
+	tcase_add_test(t, a_tied_head_of_its_own_is_refused);
 	tcase_add_test(t, crc32c_is_castagnolis);
 	suite_add_tcase(s, t);
 	return unit_run(s);

@@ -24,7 +24,8 @@ struct hf_parameter {
 
 /* Checks that every parameter is there, with its shape and a floating-point type, and that there are no other
  * tensors, except for some that are known to be harmless (the lm_head of a model that ties it, rotary tables
- * of old checkpoints). Otherwise -EINVAL, with the names of the tensors. `where` names the checkpoint. */
+ * of old checkpoints). A head beside the embedding that it is tied to has to have the same values. Otherwise
+ * -EINVAL, with the names of the tensors. `where` names the checkpoint. */
 int hf_check(const struct safetensors *st, const char *where, const struct hf_parameter *parameters, size_t n,
              struct error *err);
 /* NULL: none. Names are also tried without "model." or "transformer.", which the body of a causal model saved

@@ -130,6 +130,50 @@ static int check_shape(const char *path, const struct tensor *t, const struct hf
 	                 tensor_shape_text(want, sizeof(want), p->dims, p->shape));
 }
 
+/* Whether two tensors have the same values; of different types, those that fp32 has of them. */
+static int compare_values(const struct safetensors *st, const struct tensor *a, const struct tensor *b,
+                          bool *same, struct error *err)
+{
+	enum { PIECE = 1 << 20 };
+	_cleanup_free_ float *x = malloc(PIECE * sizeof(*x)), *y = malloc(PIECE * sizeof(*y));
+	int64_t n = tensor_elements(a);
+	int r = 0;
+
+	if (!x || !y)
+		return error_oom(err);
+	*same = a->dims == b->dims && !memcmp(a->shape, b->shape, a->dims * sizeof(*a->shape));
+	for (int64_t at = 0; at < n && *same && r == 0; at += PIECE) {
+		int64_t piece = MIN(n - at, PIECE);
+
+		if ((r = tensor_to_f32(a, at, piece, x, err)) < 0 ||
+		    (r = tensor_to_f32(b, at, piece, y, err)) < 0)
+			break;
+		*same = !memcmp(x, y, (size_t)piece * sizeof(*x));
+		safetensors_release(st, a, at, piece);
+		safetensors_release(st, b, at, piece);
+	}
+	return r;
+}
+
+/* transformers 4 drops the head then, transformers 5 does not tie it. */
+static int check_tied(const struct safetensors *st, const char *where, const char *embedding,
+                      struct error *err)
+{
+	const struct tensor *t = hf_find(st, embedding), *head = safetensors_find(st, HEAD);
+	bool same = false;
+	int r;
+
+	if (!t || !head)
+		return 0;
+	r = compare_values(st, t, head, &same, err);
+	return r < 0 || same
+	           ? r
+	           : error_set(err, -EINVAL,
+	                       "%s: tensor %s differs from %s, but tie_word_embeddings in the model's "
+	                       "config.json makes them one; expected false there, or files without %s",
+	                       where, HEAD, t->name, HEAD);
+}
+
 int hf_check(const struct safetensors *st, const char *where, const struct hf_parameter *parameters, size_t n,
              struct error *err)
 {
@@ -140,7 +184,9 @@ int hf_check(const struct safetensors *st, const char *where, const struct hf_pa
 	for (size_t i = 0; i < n; i++) {
 		const struct tensor *t = find(st, &parameters[i]);
 
-		if (t && (r = check_shape(where, t, &parameters[i], err)) < 0)
+		if ((t && (r = check_shape(where, t, &parameters[i], err)) < 0) ||
+		    (parameters[i].tied_embedding &&
+		     (r = check_tied(st, where, parameters[i].name, err)) < 0))
 			return r;
 	}
 	return 0;
