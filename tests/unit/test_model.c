@@ -116,21 +116,125 @@ START_TEST(each_family_has_the_defaults_of_transformers)
 }
 END_TEST
 
+/* Without num_key_value_heads some classes of transformers have a number of their own; null stands for as
+ * many as there are heads. */
+START_TEST(key_value_heads_default_to_those_of_the_family)
+{
+	static const struct {
+		const char *family;
+		int absent;
+	} families[] = {{"llama", 64},  {"mistral", 8},  {"qwen2", 32},     {"qwen3", 32},
+	                {"smollm3", 4}, {"granite", 64}, {"olmo2", 64},     {"olmo3", 64},
+	                {"phi3", 64},   {"gemma2", 4},   {"gemma3_text", 4}};
+
+	for (size_t i = 0; i < 2 * ARRAY_SIZE(families); i++) {
+		bool null = i >= ARRAY_SIZE(families);
+		size_t k = i % ARRAY_SIZE(families);
+		_cleanup_free_ char *json =
+		    str_printf("{\"model_type\":\"%s\",\"hidden_size\":512,\"intermediate_size\":128,"
+		               "\"num_hidden_layers\":2,\"num_attention_heads\":64,\"vocab_size\":100%s}",
+		               families[k].family, null ? ",\"num_key_value_heads\":null" : "");
+		struct error err = ERROR_INIT;
+		struct model_config c;
+
+		mark_point();
+		ck_ok(parse(json, &c, &err), &err);
+		ck_assert_msg(c.kv_heads == (null ? 64 : families[k].absent), "%s: %d", json, c.kv_heads);
+	}
+}
+END_TEST
+
+/* transformers looks beside the rope parameters first, except where each kind of layer has its own. */
+START_TEST(the_original_context_may_stand_beside_the_rope_parameters)
+{
+	static const char *const forms[] = {
+	    "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2%s}",
+	    "\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":2%s}",
+	};
+	struct error err = ERROR_INIT;
+	struct model_config c;
+
+	for (size_t i = 0; i < 2 * ARRAY_SIZE(forms); i++) {
+		_cleanup_free_ char *rope =
+		    str_printf(forms[i / 2], i % 2 ? ",\"original_max_position_embeddings\":32" : "");
+		_cleanup_free_ char *json = str_printf(
+		    "{\"model_type\":\"llama\"," SIZES ",\"original_max_position_embeddings\":16,%s}", rope);
+
+		ck_ok(parse(json, &c, &err), &err);
+		ck_assert_int_eq(c.rope.original_positions, 16);
+	}
+	ck_ok(parse("{\"model_type\":\"olmo3\"," SIZES ",\"original_max_position_embeddings\":16,"
+	            "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2}}",
+	            &c, &err),
+	      &err);
+	ck_assert_int_eq(c.rope.original_positions, 2048);
+}
+END_TEST
+
+/* Of the two keys transformers takes rope_scaling, and the theta in the other is lost. */
+START_TEST(two_different_rope_parameters_are_refused)
+{
+	static const char *const same = "\"rope_type\":\"linear\",\"factor\":2.0";
+	static const char *const forms[] = {"{}", "null", "{%s}", "{\"rope_theta\":1e6,%s}"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(forms); i++) {
+		_cleanup_free_ char *old = i < 2 ? strdup(forms[i]) : str_printf(forms[i], same);
+		_cleanup_free_ char *json = str_printf("{\"model_type\":\"qwen2\"," SIZES
+		                                       ",\"rope_parameters\":{%s},\"rope_scaling\":%s}",
+		                                       same, old);
+		struct error err = ERROR_INIT;
+		struct model_config c;
+
+		if (i < 3)
+			ck_ok(parse(json, &c, &err), &err);
+		else
+			ck_fails(parse(json, &c, &err), &err,
+			         "config.json: rope_scaling stands beside rope_parameters");
+	}
+}
+END_TEST
+
+/* transformers' gemma3 has attn_logit_softcapping among its keys, and computes nothing with it. */
+START_TEST(scores_are_capped_in_gemma2_alone)
+{
+	static const char *const families[] = {"gemma2", "gemma3_text"};
+
+	for (size_t i = 0; i < ARRAY_SIZE(families); i++) {
+		_cleanup_free_ char *json =
+		    str_printf("{\"model_type\":\"%s\"," SIZES
+		               ",\"attn_logit_softcapping\":3.0,\"final_logit_softcapping\":4.0}",
+		               families[i]);
+		struct error err = ERROR_INIT;
+		struct model_config c;
+
+		ck_ok(parse(json, &c, &err), &err);
+		ck_assert_double_eq(c.attention_cap, i == 0 ? 3 : 0);
+		ck_assert_double_eq(c.logits_cap, 4);
+	}
+}
+END_TEST
+
 /* Where the file has no layer_types, the family says which layers see all tokens. */
 START_TEST(windows_follow_the_pattern_of_the_family)
 {
 	static const struct {
 		const char *family;
 		int every;
-	} cases[] = {{"gemma2", 2}, {"gemma3_text", 6}, {"olmo3", 4}};
+		const char *more;
+	} cases[] = {{"gemma2", 2, ""},
+	             {"gemma2", 2, ",\"sliding_window_pattern\":3"}, /* not a key of this family */
+	             {"gemma3_text", 6, ""},
+	             {"gemma3_text", 3, ",\"sliding_window_pattern\":3"},
+	             {"olmo3", 4, ""},
+	             {"olmo3", 4, ",\"sliding_window_pattern\":3"}};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		_cleanup_free_ char *json =
 		    str_printf("{\"model_type\":\"%s\",\"hidden_size\":64,\"intermediate_size\":128,"
 		               "\"num_hidden_layers\":12,\"num_attention_heads\":4,"
 		               "\"num_key_value_heads\":2,\"head_dim\":16,\"vocab_size\":100,"
-		               "\"query_pre_attn_scalar\":16,\"sliding_window\":9}",
-		               cases[i].family);
+		               "\"query_pre_attn_scalar\":16,\"sliding_window\":9%s}",
+		               cases[i].family, cases[i].more);
 		struct error err = ERROR_INIT;
 		struct model_config c;
 
@@ -1040,6 +1144,10 @@ int main(void)
 	tcase_set_timeout(c, 120);
 	tcase_add_test(c, config_families);
 	tcase_add_test(c, each_family_has_the_defaults_of_transformers);
+	tcase_add_test(c, key_value_heads_default_to_those_of_the_family);
+	tcase_add_test(c, the_original_context_may_stand_beside_the_rope_parameters);
+	tcase_add_test(c, two_different_rope_parameters_are_refused);
+	tcase_add_test(c, scores_are_capped_in_gemma2_alone);
 	tcase_add_test(c, windows_follow_the_pattern_of_the_family);
 	tcase_add_test(c, config_digest_is_of_the_model);
 	tcase_add_test(c, moments_may_be_infinite);

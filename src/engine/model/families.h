@@ -66,12 +66,14 @@ struct family {
 	 * none, 0). */
 	bool window_types;
 	int window_every;
-	int64_t default_window;      /* -1: none */
-	int head_dim;                /* default, 0: hidden / heads */
-	double default_query_scalar; /* query_pre_attn_scalar is honoured; 0: it is not */
-	/* Soft caps of scores and logits: attn_logit_softcapping and final_logit_softcapping are honoured. */
-	bool caps;
-	double default_attention_cap, default_logits_cap;
+	const char *window_every_key;
+	int64_t default_window;       /* -1: none */
+	int head_dim;                 /* default, 0: hidden / heads */
+	int default_kv_heads;         /* 0: as many as heads */
+	double default_query_scalar;  /* query_pre_attn_scalar is honoured; 0: it is not */
+	double default_attention_cap; /* attn_logit_softcapping is honoured; 0: it is not */
+	bool logits_cap;              /* final_logit_softcapping is honoured */
+	double default_logits_cap;    /* 0: none */
 
 	/* Scales. */
 	bool multipliers; /* embedding_, attention_, residual_multiplier and logits_scaling are honoured */

@@ -52,9 +52,12 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 	    (r = config_int(o, keys->layers, where, 1, MODEL_LAYERS_MAX, -1, &layers, err)) < 0 ||
 	    (r = config_int(o, keys->heads, where, 1, 4096, -1, &heads, err)) < 0)
 		return r;
-	kv = heads;
+	/* null stands for the number of heads, an absent key for the family's default. */
+	kv = f->default_kv_heads && keys->kv_heads && !json_object_get(o, keys->kv_heads)
+	         ? f->default_kv_heads
+	         : heads;
 	dim = f->head_dim ? f->head_dim : MAX(hidden / heads, 1);
-	if ((keys->kv_heads && (r = config_int(o, keys->kv_heads, where, 1, 4096, heads, &kv, err)) < 0) ||
+	if ((keys->kv_heads && (r = config_int(o, keys->kv_heads, where, 1, 4096, kv, &kv, err)) < 0) ||
 	    (f->naming != MODEL_NAMES_GPT2 &&
 	     (r = config_int(o, "head_dim", where, 1, 1024, dim, &dim, err)) < 0) ||
 	    (r = config_int(o, "vocab_size", where, 1, 1 << 24, -1, &c->vocab, err)) < 0 ||
@@ -89,10 +92,14 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 static int read_rope(const json_t *o, const char *where, const struct family *f, struct model_config *c,
                      struct error *err)
 {
-	const json_t *new_form = config_member(o, "rope_parameters");
-	const json_t *rope = new_form ? new_form : config_member(o, "rope_scaling"), *local = NULL;
+	const json_t *new_form = config_member(o, "rope_parameters"),
+	             *old_form = config_member(o, "rope_scaling");
+	const json_t *rope = new_form ? new_form : old_form, *local = NULL;
 	struct rope_defaults d = {.max_positions = c->max_positions,
 	                          .yarn_is_longrope = f->original_positions};
+	/* It overrides that of the rope parameters, unless each kind of layer has its own. */
+	bool beside =
+	    f->original_positions || (!f->two_ropes && config_member(o, "original_max_position_embeddings"));
 	double partial = 1;
 	char place[300];
 	int r;
@@ -102,11 +109,17 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 	snprintf(place, sizeof(place), "%s: %s", where, new_form ? "rope_parameters" : "rope_scaling");
 	if (rope && !json_is_object(rope))
 		return error_set(err, -EINVAL, "%s: an object is needed", place);
+	/* transformers takes rope_scaling then, and of what is in rope_parameters alone nothing. */
+	if (new_form && json_object_size(old_form) > 0 && !json_equal(new_form, old_form))
+		return error_set(err, -EINVAL,
+		                 "%s: rope_scaling stands beside rope_parameters, and says something else; "
+		                 "expected one of them",
+		                 where);
 	if ((r = config_need_number(o, "rope_theta", where, 1, 1e15,
 	                            f->default_theta > 0 ? f->default_theta : 10000, &d.theta, err)) < 0 ||
 	    (r = config_number(o, "partial_rotary_factor", where, 0, 1, 1, &partial, err)) < 0 ||
-	    (f->original_positions && (r = config_int(o, "original_max_position_embeddings", where, 1,
-	                                              INT32_MAX, 4096, &d.original_positions, err)) < 0))
+	    (beside && (r = config_int(o, "original_max_position_embeddings", where, 1, INT32_MAX, 4096,
+	                               &d.original_positions, err)) < 0))
 		return r;
 	if (f->two_ropes && new_form) {
 		local = config_member(new_form, "sliding_attention");
@@ -151,8 +164,8 @@ static int read_layer_types(const json_t *o, const char *where, const struct fam
 	if (types && (!json_is_array(types) || json_array_size(types) != (size_t)c->layers))
 		return error_set(err, -EINVAL, "%s: layer_types: a list of %d kinds of layers is needed",
 		                 where, c->layers);
-	if (!types && every &&
-	    (r = config_int(o, "sliding_window_pattern", where, 1, MODEL_LAYERS_MAX, every, &every, err)) < 0)
+	if (!types && f->window_every_key &&
+	    (r = config_int(o, f->window_every_key, where, 1, MODEL_LAYERS_MAX, every, &every, err)) < 0)
 		return r;
 	for (int l = 0; l < c->layers; l++) {
 		const char *type = json_string_value(json_array_get(types, (size_t)l));
@@ -296,11 +309,11 @@ static int read_scales(const json_t *o, const char *where, const struct family *
 	if (query > 0)
 		c->attention_scale = pow(query, -0.5);
 	/* null turns a cap off. */
-	if (f->caps && !json_is_null(json_object_get(o, "attn_logit_softcapping")) &&
+	if (f->default_attention_cap > 0 && !json_is_null(json_object_get(o, "attn_logit_softcapping")) &&
 	    (r = config_number(o, "attn_logit_softcapping", where, 1e-3, 1e9, f->default_attention_cap,
 	                       &c->attention_cap, err)) < 0)
 		return r;
-	if (f->caps && !json_is_null(json_object_get(o, "final_logit_softcapping")) &&
+	if (f->logits_cap && !json_is_null(json_object_get(o, "final_logit_softcapping")) &&
 	    (r = config_number(o, "final_logit_softcapping", where, 1e-3, 1e9, f->default_logits_cap,
 	                       &c->logits_cap, err)) < 0)
 		return r;
