@@ -104,6 +104,13 @@ static const struct {
     {"pre_tokenizer",
      "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[12]+\"},\"behavior\":\"Removed\",\"invert\":true}",
      "12ab1a2", "12|1|2"},
+    /* Marks belong to words. */
+    {"pre_tokenizer",
+     "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[12]\\\\b\"},\"behavior\":\"Isolated\",\"invert\":false}",
+     "1\314\2012-a1", "1\314\201|2|-a|1"},
+    {"pre_tokenizer",
+     "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[12]\\\\B\"},\"behavior\":\"Isolated\",\"invert\":false}",
+     "1\314\201", "1|\314\201"},
     {"pre_tokenizer",
      "{\"type\":\"Split\",\"pattern\":{\"String\":\"-\"},\"behavior\":\"Isolated\",\"invert\":false}",
      "ab--a", "ab|-|-|a"},

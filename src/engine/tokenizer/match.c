@@ -18,6 +18,10 @@
 	"\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
 #define WORDS "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}"
 #define HEX   "0-9a-fA-F"
+/* Whether a word begins or ends here: PCRE2's own \\b has other characters of words, which are not the same
+ * in all of its releases. */
+#define BOUNDARY    "(?:(?<=[" WORDS "])(?![" WORDS "])|(?<![" WORDS "])(?=[" WORDS "]))"
+#define NO_BOUNDARY "(?:(?<=[" WORDS "])(?=[" WORDS "])|(?<![" WORDS "])(?![" WORDS "]))"
 
 /* The escapes that have another meaning in Oniguruma than in PCRE2; `inside` is their translation in
  * brackets. */
@@ -28,6 +32,7 @@ static const struct {
     {'s', "[" SPACES "]", SPACES}, {'S', "[^" SPACES "]", NOT_SPACES},
     {'w', "[" WORDS "]", WORDS},   {'W', "[^" WORDS "]", NULL},
     {'h', "[" HEX "]", HEX},       {'H', "[^" HEX "]", NULL},
+    {'b', BOUNDARY, "\\x08"},      {'B', NO_BOUNDARY, "B"},
 };
 
 static bool translate_escape(struct strbuf *out, char c, bool inside)
