@@ -192,6 +192,21 @@ START_TEST(test_added)
 }
 END_TEST
 
+/* Of white space that an earlier token takes on its right nothing is left of a token that takes it on its
+ * left. */
+START_TEST(test_added_spaces)
+{
+	static const char json[] =
+	    "{\"added_tokens\":[" ADDED(8, "  ", ",\"lstrip\":true,\"rstrip\":true") "," ADDED(
+	        9, "<r>", ",\"rstrip\":true") "],\"pre_tokenizer\":" LEVEL ",\"model\":{" VOCAB "," MERGES
+	                                      "}}";
+
+	check_ids(json, "    ", "8");
+	check_ids(json, "a    ", "0 8");
+	check_ids(json, "<r>  a  ", "9 0 8");
+}
+END_TEST
+
 START_TEST(test_invalid_utf8)
 {
 	struct strbuf b = {0};
@@ -581,6 +596,7 @@ int main(void)
 	tcase_add_test(tc, test_tie);
 	tcase_add_test(tc, test_train_tie);
 	tcase_add_test(tc, test_added);
+	tcase_add_test(tc, test_added_spaces);
 	tcase_add_test(tc, test_invalid_utf8);
 	tcase_add_test(tc, test_decoders);
 	tcase_add_loop_test(tc, test_lies, 0, ARRAY_SIZE(lies));

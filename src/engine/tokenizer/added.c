@@ -96,8 +96,11 @@ int added_next(const struct added *a, const struct trie *t, const struct unicode
 					break;
 				*start -= back;
 			}
-			/* White space that an earlier token has taken on its right is not taken again. */
+			/* White space that an earlier token has taken on its right is not taken again, and a
+			 * token that is nothing but such is dropped. */
 			*start = MAX(*start, taken);
+			if (*start >= *end)
+				continue;
 		}
 		if (tok->rstrip)
 			while (*end < len && (utf8_class(u, text + *end, &c) & U_SPACE))
