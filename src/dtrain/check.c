@@ -238,7 +238,7 @@ static struct tokenizer *check_tokenizer(struct check *k)
 		print_wrong(k, key, &err);
 		return NULL;
 	}
-	if (k->vocab_size > 0 && tokenizer_fits(tok, path, k->vocab_size, &err) < 0)
+	if (k->vocab_size > 0 && tokenizer_limit(tok, path, k->vocab_size, &err) < 0)
 		print_wrong(k, key, &err);
 	else
 		print_good(k, "tokenizer", "%s: %lld tokens", path, (long long)tokenizer_vocab_size(tok));

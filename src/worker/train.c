@@ -241,7 +241,7 @@ static int open_data(struct training *t, struct error *err)
 	if (!cache)
 		return error_oom(err);
 	if ((r = tokenizer_load(tokenizer, &t->tok, err)) < 0 ||
-	    (r = tokenizer_fits(t->tok, tokenizer, t->model.vocab, err)) < 0 ||
+	    (r = tokenizer_limit(t->tok, tokenizer, t->model.vocab, err)) < 0 ||
 	    (r = choose_template(t, err)) < 0)
 		return r;
 	warn_of_length(t);

@@ -207,6 +207,36 @@ START_TEST(test_added_spaces)
 }
 END_TEST
 
+/* A model may have no embedding of added tokens that only other models of its family need. */
+START_TEST(test_limit)
+{
+	static const char json[] =
+	    "{\"added_tokens\":[" ADDED(8, "</s>", "") "," ADDED(9, "<pad>", "") "," ADDED(
+	        10, "<image>", "") "],\"pre_tokenizer\":" LEVEL ",\"model\":{" VOCAB "," MERGES "}}";
+	struct tokenizer *tok = parse(json);
+	struct token_list ids = {0};
+	struct error err = ERROR_INIT;
+
+	ck_fails(tokenizer_limit(tok, "t", 7, &err), &err,
+	         "the tokenizer in t has ids up to 10, but the model's vocab_size is 7");
+	ck_fails(tokenizer_limit(tok, "t", 8, &err), &err, "expected a vocab_size of at least 11");
+	ck_ok(tokenizer_limit(tok, "t", 11, &err), &err);
+	ck_assert_int_eq(tokenizer_pad(tok), 9);
+	ck_assert_str_eq(ids_of(tok, "a<image><pad></s>", false), "0 10 9 8");
+	ck_ok(tokenizer_limit(tok, "t", 9, &err), &err);
+	ck_assert_int_eq(tokenizer_pad(tok), -1);
+	ck_assert_int_eq(tokenizer_eos(tok), 8);
+	ck_assert_int_eq(tokenizer_token_to_id(tok, "<image>"), -1);
+	ck_assert_int_eq(tokenizer_token_to_id(tok, "</s>"), 8);
+	ck_assert_str_eq(ids_of(tok, "a</s>", false), "0 8");
+	ck_fails(tokenizer_encode(tok, "a<image>", 8, false, &ids, &err), &err,
+	         "the text has the token \"<image>\" (id 10), of which the model has no embedding: its "
+	         "vocab_size is 9");
+	token_list_free(&ids);
+	tokenizer_free(tok);
+}
+END_TEST
+
 START_TEST(test_invalid_utf8)
 {
 	struct strbuf b = {0};
@@ -597,6 +627,7 @@ int main(void)
 	tcase_add_test(tc, test_train_tie);
 	tcase_add_test(tc, test_added);
 	tcase_add_test(tc, test_added_spaces);
+	tcase_add_test(tc, test_limit);
 	tcase_add_test(tc, test_invalid_utf8);
 	tcase_add_test(tc, test_decoders);
 	tcase_add_loop_test(tc, test_lies, 0, ARRAY_SIZE(lies));

@@ -26,6 +26,7 @@ struct tokenizer {
 	struct token_list before, after;
 	int32_t size;                     /* highest id + 1 */
 	struct added_token **added_by_id; /* [size], NULL: not an added token */
+	int32_t limit;                    /* ids below it may be given out */
 	int32_t bos, eos, pad;
 	bool adds_bos;
 	char *chat_template;

@@ -53,6 +53,7 @@ static int index_added(struct tokenizer *t, struct error *err)
 	t->size = t->vocab.size;
 	for (size_t i = 0; i < t->added.n; i++)
 		t->size = MAX(t->size, t->added.v[i].id + 1);
+	t->limit = t->size;
 	t->added_by_id = calloc((size_t)t->size + 1, sizeof(*t->added_by_id));
 	if (!t->added_by_id)
 		return error_oom(err);

@@ -42,8 +42,10 @@ int tokenizer_decode(const struct tokenizer *tok, const int32_t *ids, size_t n, 
                      char **text, size_t *len, struct error *err);
 
 int32_t tokenizer_vocab_size(const struct tokenizer *tok); /* highest id + 1, added tokens included */
-/* -EINVAL: the tokenizer, read from path, has ids for which a model of this vocab_size has no embedding. */
-int tokenizer_fits(const struct tokenizer *tok, const char *path, int64_t vocab_size, struct error *err);
+/* For a model of this vocab_size: added tokens of which it has no embedding are refused where a text has
+ * them, and none of them is the padding. -EINVAL: the tokenizer, read from path, has other tokens than such
+ * beyond it. */
+int tokenizer_limit(struct tokenizer *tok, const char *path, int64_t vocab_size, struct error *err);
 int32_t tokenizer_token_to_id(const struct tokenizer *tok, const char *token); /* -1: none */
 /* The string as the vocabulary has it; NULL where there is no such token. */
 const char *tokenizer_id_to_token(const struct tokenizer *tok, int32_t id);
