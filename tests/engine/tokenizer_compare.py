@@ -190,6 +190,7 @@ def variants():
         for inv in (False, True):
             add("split %s%s" % (b, " inverted" if inv else ""), mini,
                 pre_tokenizer=pre(split({"Regex": r"\s|\d"}, b, inv), split({"String": "e"}, b), level))
+    add("words", mini, pre_tokenizer=pre(split({"Regex": r"\w+|[^\w\s]+"}, "Isolated"), level))
     add("word boundaries", mini, pre_tokenizer=pre(split({"Regex": r"\p{N}{1,3}(?=(?:\p{N}{3})*\b)|[a-z]\B"}, "Isolated"), level))
     add("whitespace", mini, pre_tokenizer=pre({"type": "Whitespace"}, level))
     add("whitespace split, digits", mini, pre_tokenizer=pre({"type": "WhitespaceSplit"},

@@ -16,8 +16,13 @@
 #define NOT_SPACES                                                                                           \
 	"\\x00-\\x08\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-"    \
 	"\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
-#define WORDS "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}"
-#define HEX   "0-9a-fA-F"
+/* With the superscripts and fractions of Latin-1, which Oniguruma counts, and the letters in circles and
+ * squares, which are alphabetic. */
+#define WORDS                                                                                                \
+	"\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}\\x{24b6}-\\x{24e9}\\x{1f130}" \
+	"-"                                                                                                  \
+	"\\x{1f149}\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+#define HEX "0-9a-fA-F"
 /* Whether a word begins or ends here: PCRE2's own \\b has other characters of words, which are not the same
  * in all of its releases. */
 #define BOUNDARY    "(?:(?<=[" WORDS "])(?![" WORDS "])|(?<![" WORDS "])(?=[" WORDS "]))"
