@@ -316,6 +316,51 @@ START_TEST(signals_have_their_range)
 }
 END_TEST
 
+/* A shell that ends by the signal does not take the time from the program that it has started, in whatever
+ * process group that is, and the program gets TERM once. */
+START_TEST(what_a_stopped_rank_leaves_has_the_grace)
+{
+	static const char *const starts[] = {"sh -c", "setsid sh -c", "sh -c"};
+	_cleanup_free_ char *
+	    go = path_of("go"),
+	   *text = NULL,
+	   *script =
+	       str_printf("%s 'trap \"echo term; echo x >>$D/term\" TERM; echo ready;"
+	                  "    until [ -e $D/go ] && [ -e $D/term ]; do sleep 0.01; done; echo saved' & wait",
+	                  starts[_i]);
+	struct error err = ERROR_INIT;
+
+	launch_one(_i == 2 ? "\"save_signal\":10," : "", script);
+	text = await_lines("log0", 1);
+	say("{\"stop\":1000,\"save\":1000}\n");
+	while (report.rank_count != 1 || report.ranks[0].state != RANK_EXITED)
+		ck_assert(next());
+	ck_assert_int_eq(report.state, ATTEMPT_STOPPING);
+	ck_assert(report.ranks[0].stopped);
+	ck_ok(file_write_atomic(go, "", 0, 0644, &err), &err);
+	await(ATTEMPT_ENDED);
+	check_log(0, "ready\nterm\nsaved\n");
+	acknowledge();
+}
+END_TEST
+
+/* At the end of the grace it is killed. */
+START_TEST(what_a_stopped_rank_leaves_has_no_more_than_the_grace)
+{
+	_cleanup_free_ char *text = NULL;
+	pid_t left;
+
+	launch_one("", "setsid sh -c 'trap \"\" TERM; echo $$ >$D/left; sleep 1000; sleep 1000' & wait");
+	text = await_lines("left", 1);
+	left = atoi(text);
+	ck_assert_int_gt(left, 1);
+	say("{\"stop\":0.2}\n");
+	await(ATTEMPT_ENDED);
+	ck_assert(kill(left, 0) < 0);
+	acknowledge();
+}
+END_TEST
+
 START_TEST(what_the_ranks_leave_is_killed_before_the_end)
 {
 	_cleanup_free_ char *text = NULL;
@@ -726,6 +771,8 @@ int main(void)
 	tcase_add_loop_test(tc, a_stop_without_a_save_signal_terminates_at_once, 0, 2);
 	tcase_add_loop_test(tc, a_second_stop_can_only_bring_the_end_forward, 0, 5);
 	tcase_add_test(tc, signals_have_their_range);
+	tcase_add_loop_test(tc, what_a_stopped_rank_leaves_has_the_grace, 0, 3);
+	tcase_add_test(tc, what_a_stopped_rank_leaves_has_no_more_than_the_grace);
 	tcase_add_test(tc, what_the_ranks_leave_is_killed_before_the_end);
 	tcase_add_loop_test(tc, a_launcher_that_is_told_to_end_does_so_alone, 0, 6);
 	tcase_add_test(tc, a_launcher_without_a_client_ends_after_term);

@@ -52,6 +52,7 @@ struct launch {
 	bool dirty;      /* the client has not got the newest state */
 	bool saving;     /* the save signal was sent, */
 	bool stopping;   /* and TERM */
+	bool rest_told;  /* also to what the ranks left when they ended by it */
 	bool killing;    /* KILL was sent; again until nothing is left */
 	bool removed;    /* the removal of temporary files was begun */
 	pid_t remover;   /* the process that does it; 0: none */
@@ -165,6 +166,7 @@ static void terminate(struct launch *l)
 	l->stopping = l->dirty = true;
 	for (size_t i = 0; i < l->rank_count; i++)
 		if (is_alive(&l->ranks[i])) {
+			l->ranks[i].terminated = true;
 			/* The session may not be there yet between fork and setsid. */
 			if (kill(-l->ranks[i].pid, SIGTERM) < 0)
 				kill(l->ranks[i].pid, SIGTERM);
@@ -205,6 +207,39 @@ static void finish(struct launch *l)
 		l->ended = l->dirty = true;
 }
 
+static bool was_terminated(void *launch, pid_t group)
+{
+	const struct launch *l = launch;
+
+	for (size_t i = 0; i < l->rank_count; i++)
+		if (l->ranks[i].pid == group && l->ranks[i].terminated)
+			return true;
+	return false;
+}
+
+/* A script that starts its program without exec ends by the signal, and the program may be saving: what the
+ * ranks of a stop leave has the rest of the grace. TERM comes once, since a program could take a second one
+ * for an order to hurry. */
+static bool has_grace(struct launch *l)
+{
+	double now = clock_monotonic();
+
+	if (l->killing || (!l->saving && !l->stopping))
+		return false;
+	if (!l->stopping) {
+		l->kill_at -= MAX(l->term_at - now, 0.0);
+		l->term_at = now;
+		terminate(l);
+	}
+	if (now >= l->kill_at)
+		return false;
+	if (!l->rest_told)
+		processes_terminate_descendants(getpid(), was_terminated, l);
+	l->rest_told = true;
+	set_timer(l, l->kill_at - now);
+	return true;
+}
+
 /* Everything that has ended; and once the ranks have, the end of the rest. */
 static void reap(struct launch *l)
 {
@@ -227,7 +262,7 @@ static void reap(struct launch *l)
 	}
 	if (pid < 0 && errno == ECHILD)
 		finish(l);
-	else
+	else if (!has_grace(l))
 		kill_all(l);
 }
 

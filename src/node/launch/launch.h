@@ -42,7 +42,8 @@ struct launch_rank {
 	const char *cpus;       /* those that it may run on; NULL: all */
 	int numa;               /* node that its memory is taken from while there is some; -1: any */
 	int exit_status;
-	int signal;   /* 0: exited */
+	int signal;      /* 0: exited */
+	bool terminated; /* its process group got TERM */
 	bool stopped; /* it ended after our stop, of a signal that we had sent or with a status of its own */
 	bool oom;     /* it failed, and the kernel's OOM killer has struck it or a process of its attempt */
 	bool core_dumped;

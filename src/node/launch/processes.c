@@ -18,7 +18,7 @@
 #include "base/str.h"
 
 struct process {
-	pid_t pid, parent, session;
+	pid_t pid, parent, group, session;
 	char state;
 	bool ours;
 };
@@ -36,7 +36,7 @@ static bool read_stat(pid_t pid, struct process *p, char *name, size_t name_size
 	char path[32], text[512], *open_paren, *close_paren;
 	_cleanup_close_ int fd = -1;
 	ssize_t n;
-	int parent, session;
+	int parent, group, session;
 
 	snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
 	fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -49,12 +49,13 @@ static bool read_stat(pid_t pid, struct process *p, char *name, size_t name_size
 	open_paren = strchr(text, '(');
 	close_paren = strrchr(text, ')');
 	if (!open_paren || !close_paren ||
-	    sscanf(close_paren + 1, " %c %d %*d %d", &p->state, &parent, &session) != 3)
+	    sscanf(close_paren + 1, " %c %d %d %d", &p->state, &parent, &group, &session) != 4)
 		return false;
 	if (name)
 		snprintf(name, name_size, "%.*s", (int)(close_paren - open_paren - 1), open_paren + 1);
 	p->pid = pid;
 	p->parent = parent;
+	p->group = group;
 	p->session = session;
 	return true;
 }
@@ -124,6 +125,20 @@ int processes_signal_descendants(pid_t root, int sig, pid_t *first)
 		list[i].ours = list[i].parent == root;
 	mark_descendants(list, count);
 	return signal_marked(list, count, sig, first);
+}
+
+void processes_terminate_descendants(pid_t root, bool (*spare)(void *context, pid_t group), void *context)
+{
+	size_t count;
+	_cleanup_free_ struct process *list = read_all(&count);
+
+	for (size_t i = 0; i < count; i++)
+		list[i].ours = list[i].parent == root;
+	mark_descendants(list, count);
+	for (size_t i = 0; i < count; i++)
+		list[i].ours = list[i].ours && !spare(context, list[i].group);
+	signal_marked(list, count, SIGTERM, NULL);
+	signal_marked(list, count, SIGCONT, NULL);
 }
 
 int processes_signal_orphans(bool (*spare)(void *context, pid_t pid), void *context, int sig)

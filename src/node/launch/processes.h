@@ -11,6 +11,10 @@
  * repeat until 0. */
 int processes_signal_descendants(pid_t root, int sig, pid_t *first);
 
+/* Sends TERM to every descendant of root whose process group spare() does not name, and CONT, since what is
+ * stopped takes TERM only then. */
+void processes_terminate_descendants(pid_t root, bool (*spare)(void *context, pid_t group), void *context);
+
 /* Sends sig to every child of the calling process (a subreaper) that has a session other than the caller's,
  * and to all descendants of those; reaps the children that have ended. That is what a killed launcher leaves,
  * since a process may make itself a new session but never enter ours. Children of which spare() is true,
