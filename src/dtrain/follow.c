@@ -5,7 +5,8 @@
  *
  *   queued --(reason on stderr)--> starting --> running --(log on stdout)--> queued again, or ended
  *
- * A short attempt may be over before it was seen running: then its log is read after the end.
+ * A short attempt may be over before it was seen running: then its log is read after the end, or while the
+ * run is queued again.
  */
 #include "dtrain/follow.h"
 
@@ -105,10 +106,12 @@ static int follow(struct follow *f, struct run_view *run, json_t **raw)
 		if (status != 0)
 			return status;
 		version = run->version;
-		if (run->state == RUN_QUEUED)
-			print_reason(f, run);
-		else if (run->state != RUN_STARTING)
+		/* Also of an attempt that has failed before it was seen running, and after which the run is
+		 * queued again. */
+		if (run->state != RUN_STARTING)
 			status = read_log(f, run);
+		if (status == 0 && run->state == RUN_QUEUED)
+			print_reason(f, run);
 		if (status != 0 || run_view_final(run))
 			return status;
 		run_view_release(run);

@@ -184,6 +184,30 @@ START_TEST(each_attempt_is_followed)
 }
 END_TEST
 
+/* Of a run that may be started again: while it is queued, its ranks are those of the last attempt. */
+START_TEST(an_attempt_that_was_not_seen_running_is_read)
+{
+	static const struct exchange list[] = {
+	    POSTED,
+	    {CHANGE(0),
+	     "{" RUN ",\"state\":\"queued\",\"version\":4,\"attempt\":1,\"reason\":\"attempt 1 has "
+	     "failed\"," ONE_RANK "}"},
+	    {LOG(1), "first\n"},
+	    {CHANGE(4),
+	     "{" RUN ",\"state\":\"queued\",\"version\":5,\"attempt\":1,\"reason\":\"attempt 1 has "
+	     "failed\"," ONE_RANK "}"},
+	    {CHANGE(5), "{" RUN ",\"state\":\"succeeded\",\"version\":9,\"attempt\":2," ONE_RANK "}"},
+	    {LOG(2), "second\n"},
+	};
+	_cleanup_(call_release) struct call call = CALL(list);
+
+	ck_assert_int_eq(call.status, 0);
+	ck_assert_str_eq(call.output, "first\nsecond\n");
+	ck_assert_str_eq(call.errors,
+	                 "run 17 is submitted\ndtrain: run 17 is queued: attempt 1 has failed\n");
+}
+END_TEST
+
 START_TEST(a_lost_log_of_a_good_run_is_said)
 {
 	_cleanup_free_ char *no_log = fixture_refusal(404, "no-such-log", "no log of run 17, rank 0");
@@ -255,6 +279,7 @@ int main(void)
 	tcase_add_test(tc, a_cancelled_run_ends_with_130);
 	tcase_add_test(tc, the_last_lines_are_shown_once);
 	tcase_add_test(tc, each_attempt_is_followed);
+	tcase_add_test(tc, an_attempt_that_was_not_seen_running_is_read);
 	tcase_add_test(tc, a_lost_log_of_a_good_run_is_said);
 	tcase_add_test(tc, the_end_of_a_run_that_is_followed_is_json);
 	tcase_add_test(tc, generate_names_the_cause);
