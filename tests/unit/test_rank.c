@@ -115,7 +115,7 @@ static void check_tail(const char *text, const char *want)
 
 START_TEST(a_failure_has_the_last_lines)
 {
-	_cleanup_free_ char *text = NULL;
+	_cleanup_free_ char *text = NULL, *line = NULL;
 	struct strbuf b = {0};
 
 	check_tail("", NULL);
@@ -138,6 +138,13 @@ START_TEST(a_failure_has_the_last_lines)
 	text[1199 - 1] = '\n';
 	text[1199 - 5] = '\n';
 	check_tail(text, "yyy");
+	/* The newline at its end does not make it two. */
+	text[1199 - 5] = 'y';
+	text[1199 - 1] = '\0';
+	line = str_printf("%s\n", text);
+	check_tail(line, text + 1199 - LAUNCH_ERROR_BYTES);
+	/* Progress that is written over itself. */
+	check_tail("0%\r50%\r100%\r\nboom\r\n", "0%\n50%\n100%\r\nboom");
 	/* A zero within is a blank. */
 	ck_assert_int_eq(ftruncate(rank.log_fd, 0), 0);
 	put("a\0b", 3);

@@ -215,9 +215,12 @@ static void add_log_tail(struct strbuf *out, int fd)
 	for (p = text; p < text + n; p++)
 		if (*p == '\0')
 			*p = ' ';
+		else if (*p == '\r' && p[1] != '\n') /* progress that is written over itself */
+			*p = '\n';
 	start = text;
-	if (st.st_size > LAUNCH_ERROR_BYTES && (p = strchr(text, '\n')))
-		start = p + 1; /* not a cut line, and no half of a UTF-8 character */
+	/* Not a cut line, and no half of a UTF-8 character, unless it is the only line. */
+	if (st.st_size > LAUNCH_ERROR_BYTES && (p = strchr(text, '\n')) && p[strspn(p, " \t\r\n")])
+		start = p + 1;
 	start = str_strip(start);
 	for (p = start + strlen(start); p > start; p--)
 		if (p[-1] == '\n' && ++lines == LAUNCH_ERROR_LINES)
