@@ -435,6 +435,60 @@ START_TEST(limits_are_raised)
 }
 END_TEST
 
+/* pam_limits sets what it is not configured for to the limits of process 1, and soft limits of open files to
+ * 1024. */
+START_TEST(limits_that_nobody_has_set_are_kept)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "limits"), *text = NULL;
+	struct launch_limits before, now;
+	struct rlimit *files = &before.list[1], limit;
+	struct error err = ERROR_INIT;
+
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	ck_assert_uint_gt(limit.rlim_max, 2000);
+	ck_assert_int_eq(setrlimit(RLIMIT_CORE, &(struct rlimit){0, 4000}), 0);
+	text = str_printf("Limit                     Soft Limit           Hard Limit           Units     \n"
+	                  "Max core file size        0                    4000                 bytes     \n"
+	                  "Max open files            %llu                 %llu                 files     \n"
+	                  "Max locked memory         unlimited            unlimited            bytes     \n",
+	                  (unsigned long long)limit.rlim_max, (unsigned long long)limit.rlim_max);
+	ck_ok(file_write_atomic(path, text, strlen(text), 0644, &err), &err);
+	limit.rlim_cur = limit.rlim_max;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	launch_read_limits(&before);
+	before.list[2] = (struct rlimit){3000, 3000};
+	/* Nobody has set these. */
+	limit.rlim_cur = 1024;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	launch_keep_limits(&before, path);
+	launch_read_limits(&now);
+	ck_assert_uint_eq(now.list[1].rlim_cur, files->rlim_cur);
+	ck_assert_uint_eq(now.list[1].rlim_max, files->rlim_max);
+	ck_assert_uint_eq(now.list[2].rlim_cur, 3000);
+	ck_assert_uint_eq(now.list[2].rlim_max, 3000);
+	ck_assert_mem_eq(&now.list[0], &before.list[0], sizeof(now.list[0]));
+	/* Somebody has set the soft limit; then the hard one alone, to which PAM's own soft limit is raised.
+	 */
+	limit.rlim_cur = 100;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	launch_keep_limits(&before, path);
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	ck_assert_uint_eq(limit.rlim_cur, 100);
+	ck_assert_uint_eq(limit.rlim_max, files->rlim_max);
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &(struct rlimit){1024, 1999}), 0);
+	launch_keep_limits(&before, path);
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	ck_assert_uint_eq(limit.rlim_cur, 1999);
+	ck_assert_uint_eq(limit.rlim_max, 1999);
+	/* Without the file everything stays. */
+	limit.rlim_cur = 1024;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	launch_keep_limits(&before, "/nonexistent");
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	ck_assert_uint_eq(limit.rlim_cur, 1024);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("rank");
@@ -452,6 +506,7 @@ int main(void)
 	tcase_add_test(tc, core_files_are_as_the_run_asks);
 	tcase_add_test(tc, cpus_and_memory_are_bound);
 	tcase_add_test(tc, limits_are_raised);
+	tcase_add_test(tc, limits_that_nobody_has_set_are_kept);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

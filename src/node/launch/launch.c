@@ -493,14 +493,18 @@ static int prepare(struct launch *l, struct error *err)
 static int prepare_start(struct launch *l, struct error *err)
 {
 	const struct launch_description *d = &l->description;
+	struct launch_limits limits;
 	/* started.h: it is on disk before the first rank is executed. */
 	int r = d->record ? start_record_make(d->record, d->started, err) : 0;
 
 	if (r == 0 && d->tmp_dir)
 		r = tmp_dir_make(d->tmp_dir, l->user.uid, l->user.gid, err);
 	launch_raise_limits();
+	launch_read_limits(&limits);
 	if (r == 0 && d->switch_user && d->user)
 		r = session_open(NULL, d->user, &l->session, err);
+	if (l->session)
+		launch_keep_limits(&limits, "/proc/1/limits");
 	return r;
 }
 

@@ -20,6 +20,7 @@
 #pragma once
 
 #include <stdbool.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include "base/error.h"
@@ -70,6 +71,19 @@ struct launch_user {
 int launch_guard(const char *cgroup, struct error *err);
 /* The limits of this process as the ranks have them, where no session of PAM sets others. */
 void launch_raise_limits(void);
+
+/* Limits of this process: of locked memory, of open files, and of core files. */
+enum { LAUNCH_LIMITS = 3 };
+struct launch_limits {
+	struct rlimit list[LAUNCH_LIMITS];
+};
+
+void launch_read_limits(struct launch_limits *out);
+
+/* After a session of PAM was opened: pam_limits has set the limits for which it is not configured to those of
+ * process 1, which file (/proc/1/limits) has. These become again what they were before. Where the file cannot
+ * be read, nothing is done. */
+void launch_keep_limits(const struct launch_limits *before, const char *file);
 /* Forks and executes. Failures of the exec itself come through exec_fd. */
 int launch_rank_start(struct launch_rank *rank, const struct launch_user *user, struct error *err);
 /* exec_fd is readable: running, or error filled. */

@@ -20,6 +20,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "node/gpu/affinity.h"
@@ -47,6 +48,64 @@ void launch_raise_limits(void)
 	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
 		limit.rlim_cur = limit.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+}
+
+static const struct {
+	int resource;
+	const char *name; /* in /proc/PID/limits */
+} limits[LAUNCH_LIMITS] = {{RLIMIT_MEMLOCK, "\nMax locked memory "},
+                           {RLIMIT_NOFILE, "\nMax open files "},
+                           {RLIMIT_CORE, "\nMax core file size "}};
+
+void launch_read_limits(struct launch_limits *out)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(limits); i++)
+		if (getrlimit(limits[i].resource, &out->list[i]) < 0)
+			out->list[i] = (struct rlimit){RLIM_INFINITY, RLIM_INFINITY};
+}
+
+static rlim_t parse_limit(const char *text)
+{
+	return str_starts(text, "unlimited") ? RLIM_INFINITY : strtoull(text, NULL, 10);
+}
+
+/* "Max open files            1024                 524288               files" */
+static bool find_limit(const char *text, const char *name, struct rlimit *out)
+{
+	const char *soft = strstr(text, name), *hard;
+
+	if (!soft)
+		return false;
+	soft += strlen(name);
+	soft += strspn(soft, " ");
+	hard = soft + strcspn(soft, " \n");
+	hard += strspn(hard, " ");
+	*out = (struct rlimit){parse_limit(soft), parse_limit(hard)};
+	return true;
+}
+
+void launch_keep_limits(const struct launch_limits *before, const char *file)
+{
+	/* The soft limit of open files that pam_limits has for programs that call select(). */
+	const rlim_t selectable = 1024;
+	_cleanup_free_ char *text = NULL;
+
+	if (file_read(file, 1 << 20, &text, NULL, NULL) < 0)
+		return;
+	for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {
+		const struct rlimit *old = &before->list[i];
+		struct rlimit now, first;
+
+		if (!find_limit(text, limits[i].name, &first) || getrlimit(limits[i].resource, &now) < 0)
+			continue;
+		if (now.rlim_cur == first.rlim_cur ||
+		    (limits[i].resource == RLIMIT_NOFILE && now.rlim_cur == selectable))
+			now.rlim_cur = old->rlim_cur;
+		if (now.rlim_max == first.rlim_max)
+			now.rlim_max = old->rlim_max;
+		now.rlim_cur = MIN(now.rlim_cur, now.rlim_max);
+		setrlimit(limits[i].resource, &now);
 	}
 }
 
