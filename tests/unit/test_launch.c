@@ -316,6 +316,29 @@ START_TEST(signals_have_their_range)
 }
 END_TEST
 
+/* As "systemctl restart" of its unit would have it. */
+START_TEST(an_attempt_begins_once)
+{
+	_cleanup_free_ char *text = NULL;
+	int status;
+
+	launch_one("", "echo begun");
+	await(ATTEMPT_ENDED);
+	acknowledge();
+	ck_assert_int_ge(child = fork(), 0);
+	if (child == 0) {
+		dup2(open("/dev/null", O_RDWR), LAUNCH_SOCKET_FD);
+		dup2(LAUNCH_SOCKET_FD, STDERR_FILENO);
+		execl("./dtrain-launch", "dtrain-launch", dir, NULL);
+		_exit(98);
+	}
+	status = status_of_child();
+	ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 1, "%d", status);
+	text = await_lines("log0", 1);
+	ck_assert_str_eq(text, "begun\n");
+}
+END_TEST
+
 /* A shell that ends by the signal does not take the time from the program that it has started, in whatever
  * process group that is, and the program gets TERM once. */
 START_TEST(what_a_stopped_rank_leaves_has_the_grace)
@@ -771,6 +794,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_stop_without_a_save_signal_terminates_at_once, 0, 2);
 	tcase_add_loop_test(tc, a_second_stop_can_only_bring_the_end_forward, 0, 5);
 	tcase_add_test(tc, signals_have_their_range);
+	tcase_add_test(tc, an_attempt_begins_once);
 	tcase_add_loop_test(tc, what_a_stopped_rank_leaves_has_the_grace, 0, 3);
 	tcase_add_test(tc, what_a_stopped_rank_leaves_has_no_more_than_the_grace);
 	tcase_add_test(tc, what_the_ranks_leave_is_killed_before_the_end);

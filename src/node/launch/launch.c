@@ -456,6 +456,21 @@ static int read_description(struct launch *l, const char *dir, struct error *err
 	return r;
 }
 
+/* "systemctl restart" of the unit executes this program again: the programs of the run would begin anew, on
+ * slots that may be another run's by then. */
+static int begin_once(const char *dir, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(dir, "begun");
+	_cleanup_close_ int fd = path ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
+
+	if (!path)
+		return error_oom(err);
+	if (fd < 0 && errno == EEXIST)
+		return error_set(err, -EEXIST, "the attempt of %s has begun before; it cannot be restarted",
+		                 dir);
+	return fd < 0 ? error_errno(err, -errno, "cannot make %s", path) : 0;
+}
+
 static int prepare(struct launch *l, struct error *err)
 {
 	sigset_t set;
@@ -626,7 +641,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	prctl(PR_SET_NAME, "dtrain-launch");
-	if ((r = read_description(&l, argv[1], &err)) < 0 ||
+	if ((r = read_description(&l, argv[1], &err)) < 0 || (r = begin_once(argv[1], &err)) < 0 ||
 	    (!l.description.service && (r = launch_guard(l.description.cgroup, &err)) < 0) ||
 	    (r = prepare(&l, &err)) < 0)
 		fprintf(stderr, "dtrain-launch: %s\n", err.message);
