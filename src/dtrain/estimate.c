@@ -266,7 +266,11 @@ static void print_head(const struct subject *s, const struct estimate_list *list
 
 static void print_rates(const struct subject *s)
 {
-	if (s->rates)
+	char note[160];
+
+	if (s->rates && *rates_version_note(s->rates, note, sizeof(note)))
+		printf("rates    measured on %s\n         %s\n\n", s->rates->device, note);
+	else if (s->rates)
 		printf("rates    measured on %s\n\n", s->rates->device);
 	else
 		printf("rates    from the table of devices; dtrain estimate --measure measures this "

@@ -193,6 +193,7 @@ int measure_main(void)
 		fprintf(stderr, "error: %s\n", rates ? err.message : "out of memory");
 		return 1;
 	}
+	snprintf(rates->version, sizeof(rates->version), "%s", DTRAIN_VERSION);
 	json = rates_encode(rates);
 	text = json_to_string(json);
 	if (!text || puts(text) < 0 || fflush(stdout) != 0) {

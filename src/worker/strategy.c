@@ -65,6 +65,7 @@ int strategy_choose(const struct run_config *c, const struct environment *env, s
 	_cleanup_free_ struct rates *rates = NULL;
 	struct error unread = ERROR_INIT;
 	struct hardware_set where;
+	char note[160];
 	struct estimate_input in = {model, &given, max_row, &where};
 	int64_t choice[4];
 
@@ -72,6 +73,8 @@ int strategy_choose(const struct run_config *c, const struct environment *env, s
 	if ((strategy || recompute) && env->rank == 0) {
 		if (hardware_read_rates(&where.device, &rates, &unread) < 0)
 			printf("warning: %s; the table's rates count instead\n", unread.message);
+		else if (rates && *rates_version_note(rates, note, sizeof(note)))
+			printf("warning: %s\n", note);
 		where.device.rates = rates;
 	}
 	if (strategy || recompute) {

@@ -86,8 +86,8 @@ static void put_worker(const char *more)
 	setenv("XDG_CACHE_HOME", fixture_dir(), 1);
 }
 
-/* All operations at that rate. */
-static void put_rates(double rate)
+/* All operations at that rate, measured by this version of dtrain. */
+static void put_rates_of(const char *version, double rate)
 {
 	_cleanup_free_ struct rates *r = calloc(1, sizeof(*r));
 	_cleanup_json_ json_t *json = NULL;
@@ -97,6 +97,7 @@ static void put_rates(double rate)
 	struct error err = ERROR_INIT;
 
 	snprintf(r->device, sizeof(r->device), "a processor");
+	snprintf(r->version, sizeof(r->version), "%s", version);
 	r->sets = 1;
 	s->threads = s->ranks = 1;
 	for (size_t t = 0; t < ARRAY_SIZE(s->has); t++)
@@ -106,6 +107,11 @@ static void put_rates(double rate)
 			lists[l][k] = rate;
 	json = rates_encode(r);
 	ck_ok(json_write_file("rates", json, 0, false, &err), &err);
+}
+
+static void put_rates(double rate)
+{
+	put_rates_of(DTRAIN_VERSION, rate);
 }
 
 static double tokens_per_second(void)
@@ -563,6 +569,30 @@ START_TEST(measured_rates_are_named)
 }
 END_TEST
 
+/* Rates of another version count, and are said to be its. */
+START_TEST(who_measured_is_said)
+{
+	static const struct {
+		const char *version, *words;
+	} cases[] = {
+	    {"0.1.7", "\nrates    measured on a processor\n         dtrain 0.1.7 measured the rates, this is "
+	              "dtrain " DTRAIN_VERSION ": dtrain estimate --measure measures them again\n\n"},
+	    {"", "\n         dtrain before 0.2.0 measured the rates, this is"},
+	    {DTRAIN_VERSION, "\nrates    measured on a processor\n\n"},
+	};
+
+	put_worker("");
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(call_release) struct call call = {0};
+
+		put_rates_of(cases[i].version, 1e9);
+		call = fixture_call(cmd_estimate, "estimate --measure -d cpu run.conf");
+		ck_assert_int_eq(call.status, 0);
+		ck_assert_msg(strstr(call.output, cases[i].words) != NULL, "%s", call.output);
+	}
+}
+END_TEST
+
 /* A run is submitted where it is not known that it cannot run. */
 START_TEST(what_is_not_known_is_submitted)
 {
@@ -708,6 +738,7 @@ int main(void)
 	tcase_add_loop_test(tc, the_table_has_the_numbers, 0, 5);
 	tcase_add_test(tc, what_fits_is_said_of_each_number_of_devices);
 	tcase_add_test(tc, measured_rates_are_named);
+	tcase_add_test(tc, who_measured_is_said);
 	tcase_add_test(tc, what_is_not_known_is_submitted);
 	tcase_add_test(tc, other_gpus_say_nothing_of_fp8);
 	tcase_add_test(tc, the_largest_device_counts);

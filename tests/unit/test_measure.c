@@ -251,6 +251,7 @@ START_TEST(ranks_and_threads_of_a_machine)
 	/* The processes that measure at the same time as this one. */
 	ck_assert_uint_eq(count("load-*"), 2);
 	ck_assert_str_eq(json_get_string(printed, "device", ""), "cpu: 3 threads");
+	ck_assert_str_eq(json_get_string(printed, "version", ""), DTRAIN_VERSION);
 	ck_assert_ptr_nonnull(strstr(errors, "measuring collectives of 2 ranks\n"));
 	ck_assert_ptr_nonnull(
 	    strstr(errors, "measuring cpu: 1 threads\nmeasuring cpu: 1 threads, 3 ranks at the same time\n"

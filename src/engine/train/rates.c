@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/json.h"
+#include "base/str.h"
 
 const int64_t rate_lengths[RATE_LENGTHS] = {64, 192, 512, 2048};
 const int64_t rate_widths[RATE_WIDTHS] = {32, 128};
@@ -73,7 +74,7 @@ json_t *rates_encode(const struct rates *r)
 		}
 		json_array_append_new(sets, set);
 	}
-	all = json_pack("{s:s,s:o}", "device", r->device, "sets", sets);
+	all = json_pack("{s:s,s:s,s:o}", "device", r->device, "version", r->version, "sets", sets);
 	for (int k = 0; k < 2; k++) {
 		const double *from = k ? r->reduce : r->gather;
 		json_t *list = json_array();
@@ -131,6 +132,7 @@ int rates_decode(const json_t *json, const char *where, struct rates *out, struc
 
 	*out = (struct rates){.sets = (int)MIN(json_array_size(sets), (size_t)RATE_SETS_MAX)};
 	snprintf(out->device, sizeof(out->device), "%s", json_get_string(json, "device", ""));
+	snprintf(out->version, sizeof(out->version), "%s", json_get_string(json, "version", ""));
 	for (int i = 0; i < out->sets; i++) {
 		int r = read_set(json_array_get(sets, (size_t)i), &out->set[i]);
 
@@ -168,6 +170,18 @@ int rates_read(const char *path, struct rates **out, struct error *err)
 		return e;
 	*out = steal_pointer(r);
 	return 0;
+}
+
+const char *rates_version_note(const struct rates *r, char *text, size_t size)
+{
+	*text = '\0';
+	if (!str_eq(r->version, DTRAIN_VERSION))
+		snprintf(
+		    text, size,
+		    "dtrain %s measured the rates, this is dtrain %s: dtrain estimate --measure measures "
+		    "them again",
+		    *r->version ? r->version : "before 0.2.0", DTRAIN_VERSION);
+	return text;
 }
 
 /* ---- between what was measured ---- */

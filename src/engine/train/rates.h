@@ -5,7 +5,8 @@
  * Between the measured sizes the logarithm of the rate is interpolated; beyond them it is that of the
  * nearest.
  *
- * The file, which `dtrain estimate --measure` writes, is JSON: {"device":…,"sets":[{"threads":N,"ranks":N,
+ * The file, which `dtrain estimate --measure` writes, is JSON:
+ * {"device":…,"version":…,"sets":[{"threads":N,"ranks":N,
  * "products":{"fp32":{"forward":[…],…}},"attention":…,"operations":…}],"gather":[…],"reduce":[…]}; a GPU's
  * set has 0 threads. Ranks on a CPU share its caches, its memory and its clock: one set is measured by one
  * rank alone, another by one of as many ranks as there are processors and memory for, which all run at the
@@ -50,6 +51,7 @@ struct rate_set {
 
 struct rates {
 	char device[160];
+	char version[32]; /* of the dtrain that measured; "": one before 0.2.0, which did not write it */
 	/* Bytes a second that enter a rank in a gather, and that leave it in a reduce-scatter, by the bytes
 	 * of all of it: of the time by which it lengthens a computation on all ranks. 0: not measured. */
 	double gather[RATE_LENGTHS], reduce[RATE_LENGTHS];
@@ -62,6 +64,10 @@ json_t *rates_encode(const struct rates *rates);
 int rates_decode(const json_t *json, const char *where, struct rates *out, struct error *err);
 /* -ENOENT where there is no such file. Freed by the caller. */
 int rates_read(const char *path, struct rates **out, struct error *err);
+
+/* What to print where another version has measured them, whose kernels may be slower or faster; "" where it
+ * was this one. */
+const char *rates_version_note(const struct rates *r, char *text, size_t size);
 
 /* Operations, or bytes, a second; 0: not measured for that type. `slots` slots of `threads` threads run on
  * the device at the same time; the rate is that of one of them. */
