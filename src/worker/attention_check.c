@@ -22,6 +22,7 @@
 
 #include "base/cleanup.h"
 #include "base/clock.h"
+#include "base/file.h"
 
 #define PROGRAM "/proc/self/exe"
 
@@ -162,26 +163,44 @@ int attention_check(int device, const struct device_attention_shape *shape, doub
 
 /* ---- in this process ---- */
 
+/* For the handler, which is called without a context; one check is made at a time. */
+static const char *volatile mark_path;
+
+/* Called by the handler, too. */
+static void make_mark(const char *path)
+{
+	int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+
+	if (fd >= 0)
+		close(fd);
+}
+
 static void end_process(int signal)
 {
 	static const char words[] = "the check of Hopper's kernels of attention has not ended\n";
 
+	make_mark(mark_path);
 	if (write(STDERR_FILENO, words, sizeof(words) - 1) < 0)
 		_exit(EXIT_FAILURE);
 	_exit(EXIT_FAILURE);
 }
 
-int attention_check_here(struct device *dev, const struct device_attention_shape *shape, double seconds[2],
-                         struct error *err)
+int attention_check_here(struct device *dev, const struct device_attention_shape *shape, const char *mark,
+                         double seconds[2], struct error *err)
 {
 	struct sigaction ends = {.sa_handler = end_process}, before;
 	int r;
 
+	if (file_exists(mark))
+		return error_set(err, -EBADMSG, "at an earlier start it failed or did not end (%s)", mark);
+	mark_path = mark;
 	sigaction(SIGALRM, &ends, &before);
 	alarm(WAIT_S);
 	r = device_attention_check(dev, shape, seconds, err);
 	alarm(0);
 	sigaction(SIGALRM, &before, NULL);
+	if (r == -EIO)
+		make_mark(mark);
 	/* A later call reports the failure of the device without naming this check. */
 	if (r < 0 && r != -EBADMSG)
 		printf("warning: the check of Hopper's kernels of attention has failed: %s\n", err->message);

@@ -11,9 +11,10 @@
 int attention_check(int device, const struct device_attention_shape *shape, double seconds[2],
                     struct error *err);
 /* The same in this process, for a device that no other one can open. A kernel that never ends ends the
- * process, and says so on the standard error. */
-int attention_check_here(struct device *dev, const struct device_attention_shape *shape, double seconds[2],
-                         struct error *err);
+ * process, and says so on the standard error. Before that, and where the device has failed, it makes the file
+ * `mark`, where that can be; where there is such a file, nothing is checked, and the error names it. */
+int attention_check_here(struct device *dev, const struct device_attention_shape *shape, const char *mark,
+                         double seconds[2], struct error *err);
 /* The process: what comes behind --check-attention. The exit status: 1 where the check has failed, 2 where
  * the device could not be opened. */
 int attention_check_main(int argc, char **argv);

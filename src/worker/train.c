@@ -377,9 +377,13 @@ static int check_attention(void *context, const struct device_attention_shape *s
                            struct error *err)
 {
 	const struct training *t = context;
+	_cleanup_free_ char *mark = NULL;
 
-	return device_is_exclusive(t->dev) ? attention_check_here(t->dev, shape, seconds, err)
-	                                   : attention_check(t->env->device, shape, seconds, err);
+	if (!device_is_exclusive(t->dev))
+		return attention_check(t->env->device, shape, seconds, err);
+	mark = str_printf("%s/" ATTENTION_FAILED "-%s", t->c->output.dir,
+	                  shape->pass == DEVICE_ATTENTION_FORWARD ? "forward" : "backward");
+	return mark ? attention_check_here(t->dev, shape, mark, seconds, err) : error_oom(err);
 }
 
 static int choose_products(struct training *t, struct error *err)

@@ -6,11 +6,12 @@
 #include <spawn.h>
 #include <time.h>
 
+#include "base/file.h"
 #include "base/str.h"
 #include "open_fds.h"
 #include "unit.h"
 
-enum { GOOD, DIFFERS, CRASHES, ENDS, SILENT, HANGS };
+enum { GOOD, DIFFERS, CRASHES, ENDS, SILENT, HANGS, FAILS };
 
 struct device {
 	int index;
@@ -100,6 +101,8 @@ int device_attention_check(struct device *dev, const struct device_attention_sha
 	case HANGS:
 		pause(); /* until it is killed */
 		break;
+	case FAILS:
+		return error_set(err, -EIO, "the device has failed");
 	default:
 		seconds[0] = 0.25;
 		seconds[1] = 1.0 / 3;
@@ -162,7 +165,9 @@ END_TEST
 START_TEST(a_check_in_this_process)
 {
 	static const struct device_attention_shape good = {.tokens = GOOD}, differs = {.tokens = DIFFERS},
-	                                           hangs = {.tokens = HANGS};
+	                                           hangs = {.tokens = HANGS}, fails = {.tokens = FAILS};
+	_cleanup_free_ char *dir = unit_tmpdir(), *mark = str_path_join(dir, "mark"),
+	                    *nowhere = str_path_join(mark, "none");
 	struct device dev = {.index = 7};
 	struct error err = ERROR_INIT;
 	double seconds[2] = {0};
@@ -172,10 +177,18 @@ START_TEST(a_check_in_this_process)
 	pid_t pid;
 
 	ck_assert_int_eq(sigaction(SIGALRM, NULL, &before), 0);
-	ck_ok(attention_check_here(&dev, &good, seconds, &err), &err);
+	ck_ok(attention_check_here(&dev, &good, mark, seconds, &err), &err);
 	ck_assert_double_eq(seconds[0], 0.25);
-	ck_assert_int_eq(attention_check_here(&dev, &differs, seconds, &err), -EBADMSG);
+	ck_assert_int_eq(attention_check_here(&dev, &differs, mark, seconds, &err), -EBADMSG);
 	ck_assert_msg(str_starts(err.message, "device 7: rows"), "%s", err.message);
+	ck_assert_int_eq(attention_check_here(&dev, &fails, nowhere, seconds, &err), -EIO);
+	ck_assert(!file_exists(mark));
+	/* A failed device is used no more: the next start does without the kernel. */
+	ck_assert_int_eq(attention_check_here(&dev, &fails, mark, seconds, &err), -EIO);
+	ck_assert_str_eq(err.message, "the device has failed");
+	ck_assert_int_eq(attention_check_here(&dev, &good, mark, seconds, &err), -EBADMSG);
+	ck_assert_msg(strstr(err.message, mark) != NULL, "%s", err.message);
+	ck_assert_int_eq(unlink(mark), 0);
 	ck_assert_int_eq(sigaction(SIGALRM, NULL, &after), 0);
 	ck_assert(after.sa_handler == before.sa_handler);
 	ck_assert_uint_eq(alarm(0), 0);
@@ -186,7 +199,7 @@ START_TEST(a_check_in_this_process)
 	if (pid == 0) {
 		dup2(ends[1], STDERR_FILENO);
 		late = true;
-		attention_check_here(&dev, &hangs, seconds, &err);
+		attention_check_here(&dev, &hangs, mark, seconds, &err);
 		_exit(77);
 	}
 	close(ends[1]);
@@ -195,6 +208,8 @@ START_TEST(a_check_in_this_process)
 	ck_assert_int_gt(read(ends[0], words, sizeof(words) - 1), 0);
 	ck_assert_str_eq(words, "the check of Hopper's kernels of attention has not ended\n");
 	close(ends[0]);
+	ck_assert_int_eq(attention_check_here(&dev, &hangs, mark, seconds, &err), -EBADMSG);
+	ck_ok(file_remove_tree(dir, &err), &err);
 }
 END_TEST
 

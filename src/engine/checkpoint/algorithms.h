@@ -17,7 +17,9 @@
 #include "base/error.h"
 #include "engine/device/device.h"
 
-#define ALGORITHMS_FILE      "algorithms.json"
+#define ALGORITHMS_FILE "algorithms.json"
+/* Beginning of the names of files that say that the check of a kernel of attention has ended its process. */
+#define ATTENTION_FAILED     "attention-failed"
 #define ALGORITHMS_BYTES_MAX ((size_t)16 << 20) /* of the file */
 #define ALGORITHMS_NAME_MAX  160
 

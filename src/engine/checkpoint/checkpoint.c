@@ -200,10 +200,11 @@ int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
 	while ((e = readdir(d))) {
 		const char *name = e->d_name;
 
-		/* The tokenized data, the algorithms of products and the claim may exist before anything has
-		 * been trained. */
+		/* The tokenized data, the algorithms of products, failed checks of attention and the claim
+		 * may exist before anything has been trained. */
 		if (str_eq(name, ".") || str_eq(name, "..") || str_eq(name, "cache") ||
-		    str_eq(name, ALGORITHMS_FILE) || str_eq(name, CLAIM_FILE))
+		    str_eq(name, ALGORITHMS_FILE) || str_starts(name, ATTENTION_FAILED) ||
+		    str_eq(name, CLAIM_FILE))
 			continue;
 		if (marked && (is_leftover(name) || is_early(name)))
 			continue;
