@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bench_attention [SHAPE [AGAIN]]: compares the attention kernels of the engine with those of cuDNN on one
- * GPU, and the portable ones with Hopper's: time forward and backward, whether the results agree, whether
- * each gives the same bits again, and whether "auto" chooses the faster. SHAPE: those shapes alone whose name
+ * GPU, and the portable ones with Hopper's, and where neither computes a shape, with the plain ones in fp32:
+ * time forward and backward, whether the results agree, whether each gives the same bits again, and whether
+ * "auto" chooses the faster. SHAPE: those shapes alone whose name
  * begins so. AGAIN: so many times the backward pass of Hopper's kernels, or of the portable ones where there
  * are none, has to give the same bits; once by default, as all others. Prints one line and one JSON object
  * for each shape, and a summary; exit status 1 where they disagree, or no shape has that name, 77 without a
@@ -37,6 +38,7 @@ static const struct shape shapes[] = {
     {"d=128 window", 2, 2, 128, 33, 128, {128}, {0}},
     {"d=64 fp16", 2, 1, 64, 0, 128, {128}, {true, 0, {1, 1}}},
     {"d=256 capped", 2, 1, 256, 0, 128, {37, 64}, {false, 50, {0}}},
+    {"d=96 capped", 2, 1, 96, 0, 128, {37, 64}, {false, 50, {0}}},
 };
 #else
 #define ROUNDS 10
@@ -57,6 +59,8 @@ static const struct shape shapes[] = {
     {"d=128 packed long", 32, 8, 128, 0, 16384, {900, 4096, 1700, 700, 2600, 1301, 3000, 2087}, {0}},
     {"d=64 T=4096 fp16", 32, 8, 64, 0, 8192, {4096}, {true, 0, {270, 150}}},
     {"d=128 T=4096 fp16", 32, 8, 128, 0, 8192, {4096}, {true, 0, {280, 180}}},
+    {"d=64 T=4096 capped", 32, 8, 64, 0, 8192, {4096}, {false, 50, {0}}},
+    {"d=96 T=4096 capped", 32, 32, 96, 0, 8192, {4096}, {false, 50, {0}}},
     {"d=128 T=4096 capped", 32, 8, 128, 0, 8192, {4096}, {false, 50, {150, 130}}},
     {"d=256 T=4096", 8, 4, 256, 0, 8192, {4096}, {false, 0, {200, 110}}},
     {"d=256 T=4096 fp16", 8, 4, 256, 0, 8192, {4096}, {true, 0, {200, 110}}},
@@ -267,6 +271,42 @@ static double difference(const struct bench *b, const uint16_t *x, const uint16_
 	return most;
 }
 
+/* The largest difference from what the plain kernels compute of the same operands in fp32. */
+static double difference_from_plain(struct bench *b, int pass, const uint16_t *result)
+{
+	int64_t nq = b->a.tokens * b->ld, no = b->a.tokens * b->ld_o, n = pass == FORWARD ? no : nq;
+	float *qkv = on_device(b, (size_t)nq * 4), *d_qkv = on_device(b, (size_t)nq * 4);
+	float *o = on_device(b, (size_t)no * 4), *d_o = on_device(b, (size_t)no * 4);
+	float *lse = on_device(b, (size_t)b->a.tokens * (size_t)b->a.heads * 4);
+	void *rounded = on_device(b, (size_t)n * 2);
+	_cleanup_free_ uint16_t *host = malloc((size_t)n * 2);
+	int64_t k = b->ld_o, v = k + (int64_t)b->a.kv_heads * b->a.head_dim;
+	struct device_attention a = b->a;
+	struct device *dev = b->dev[OWN];
+	struct error err = ERROR_INIT;
+
+	if (!host)
+		exit(EXIT_FAILURE);
+	a.type = DTYPE_F32;
+	device_cast(dev, qkv, DTYPE_F32, b->qkv, type_of(b->s), nq);
+	device_attention_forward(dev, &a, o, lse, qkv, qkv + k, qkv + v);
+	if (pass == BACKWARD) {
+		device_cast(dev, d_o, DTYPE_F32, b->d_o, type_of(b->s), no);
+		device_attention_backward(dev, &a, d_qkv, d_qkv + k, d_qkv + v, d_o, o, lse, qkv, qkv + k,
+		                          qkv + v);
+	}
+	device_cast(dev, rounded, type_of(b->s), pass == FORWARD ? o : d_qkv, DTYPE_F32, n);
+	if (device_read(dev, host, rounded, (size_t)n * 2, &err) < 0)
+		stop(&err);
+	device_free(dev, qkv);
+	device_free(dev, d_qkv);
+	device_free(dev, o);
+	device_free(dev, d_o);
+	device_free(dev, lse);
+	device_free(dev, rounded);
+	return difference(b, host, result, n);
+}
+
 static bool has_hopper(const struct bench *b, enum device_attention_pass pass)
 {
 	const struct shape *s = b->s;
@@ -289,7 +329,7 @@ static void bench_pass(struct bench *b, int pass, struct tally *t)
 	bool taken = b->s->kind.cap <= 0 && attention_cudnn_takes(b->dev[CUDNN], &b->a, pass == BACKWARD),
 	     is_auto, same = true;
 	const bool takes[SIDES] = {true, taken, has_hopper(b, (enum device_attention_pass)pass)};
-	double seconds[SIDES] = {0}, apart = 0, hopper_apart = 0;
+	double seconds[SIDES] = {0}, apart = 0, hopper_apart = 0, plain_apart = 0;
 	uint16_t *result[SIDES] = {NULL};
 
 	for (int side = OWN; side < SIDES; side++) {
@@ -313,13 +353,15 @@ static void bench_pass(struct bench *b, int pass, struct tally *t)
 		run(b, CUDNN, pass); /* what the backward then needs */
 	if (takes[HOPPER])
 		hopper_apart = difference(b, result[OWN], result[HOPPER], n);
+	if (!taken && !takes[HOPPER])
+		plain_apart = difference_from_plain(b, pass, result[OWN]);
 	is_auto = taken && attention_cudnn_by_auto(b->dev[CUDNN], &b->a);
 	t->passes += taken;
 	t->right += taken && is_auto == (seconds[CUDNN] < seconds[OWN]);
 	t->slower += taken && seconds[CUDNN] > seconds[OWN];
-	t->wrong += (taken && !(apart < 0.1)) + !(hopper_apart < 0.1);
+	t->wrong += (taken && !(apart < 0.1)) + !(hopper_apart < 0.1) + !(plain_apart < 0.1);
 	t->unsteady += !same;
-	t->worst = fmax(t->worst, fmax(apart, hopper_apart));
+	t->worst = fmax(t->worst, fmax(plain_apart, fmax(apart, hopper_apart)));
 	printf("%-20s %-8s own %6.1f TFLOP/s", b->s->name, pass_names[pass], flops / seconds[OWN] * 1e-12);
 	if (b->s->kind.expected[pass])
 		printf(" (%d predicted for an H200)", b->s->kind.expected[pass]);
@@ -330,6 +372,8 @@ static void bench_pass(struct bench *b, int pass, struct tally *t)
 		printf(", cuDNN has none");
 	if (takes[HOPPER])
 		printf(", Hopper's %6.1f, apart %.3f", flops / seconds[HOPPER] * 1e-12, hopper_apart);
+	if (!taken && !takes[HOPPER])
+		printf(", apart from fp32 %.4f", plain_apart);
 	printf("%s\n", same ? "" : ", NOT THE SAME BITS AGAIN");
 	printf("{\"shape\":\"%s\",\"pass\":\"%s\",\"own_ms\":%.4f,\"own_tflops\":%.1f", b->s->name,
 	       pass_names[pass], seconds[OWN] * 1e3, flops / seconds[OWN] * 1e-12);
@@ -339,6 +383,8 @@ static void bench_pass(struct bench *b, int pass, struct tally *t)
 	if (takes[HOPPER])
 		printf(",\"hopper_ms\":%.4f,\"hopper_tflops\":%.1f,\"hopper_apart\":%.4f",
 		       seconds[HOPPER] * 1e3, flops / seconds[HOPPER] * 1e-12, hopper_apart);
+	if (!taken && !takes[HOPPER])
+		printf(",\"plain_apart\":%.4f", plain_apart);
 	printf(",\"auto\":\"%s\",\"same_bits\":%s}\n", is_auto ? "cudnn" : "own", same ? "true" : "false");
 	fflush(stdout);
 	free(result[OWN]);
