@@ -108,8 +108,6 @@ const char *precision_describe(char *buf, size_t size, const struct precision *p
 const char *precision_warn_of_attention(char *buf, size_t size, const struct precision *p,
                                         const struct device_sizing *sizing, int head_dim, bool capped)
 {
-	const char *scores = capped ? " and capped scores" : "";
-
 	if (device_sizing_attention(sizing, p->type, head_dim, capped) != DEVICE_ATTENTION_PLAIN)
 		return NULL;
 	if (device_sizing_attention(sizing, DTYPE_BF16, head_dim, capped) != DEVICE_ATTENTION_PLAIN)
@@ -120,8 +118,8 @@ const char *precision_warn_of_attention(char *buf, size_t size, const struct pre
 	else
 		snprintf(
 		    buf, size,
-		    "attention with heads of %d%s does not use the tensor cores of this device; it is many "
-		    "times faster in models with heads of %s, in bf16 and fp16",
-		    head_dim, scores, capped ? "128 or 256" : "64, 96, 128 or 256");
+		    "attention with heads of %d does not use the tensor cores of this device; it is many "
+		    "times faster in models with heads of 64, 96, 128 or 256, in bf16 and fp16",
+		    head_dim);
 	return buf;
 }

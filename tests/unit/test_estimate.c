@@ -415,7 +415,7 @@ static const struct {
 	double cap, forward, backward;
 } attentions[] = {
     {DTYPE_BF16, 64, 0, 5e13, 2.5e13},  {DTYPE_F16, 64, 0, 2e13, 1e13},     {DTYPE_F16, 128, 50, 2e13, 1e13},
-    {DTYPE_BF16, 128, 50, 2e13, 1e13},  {DTYPE_BF16, 64, 50, 1e11, 0.7e11}, {DTYPE_F16, 32, 0, 1e11, 0.7e11},
+    {DTYPE_BF16, 128, 50, 2e13, 1e13},  {DTYPE_BF16, 64, 50, 2e13, 1e13},   {DTYPE_F16, 32, 0, 1e11, 0.7e11},
     {DTYPE_BF16, 512, 0, 1e11, 0.7e11}, {DTYPE_BF16, 256, 0, 1.4e13, 6e12},
 };
 

@@ -13,10 +13,9 @@
 
 /* Whether attention is computed on tensor cores; all else is in fp32 arithmetic (plain.cu). It needs rows
  * that begin at multiples of 16 bytes, too, which those of whole heads do. */
-static inline bool attention_in_tiles(enum dtype type, int head_dim, bool capped)
+static inline bool attention_in_tiles(enum dtype type, int head_dim)
 {
-	return type != DTYPE_F32 &&
-	       (head_dim == 128 || head_dim == 256 || (!capped && (head_dim == 64 || head_dim == 96)));
+	return type != DTYPE_F32 && (head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256);
 }
 
 /* Our own attention's backward pass keeps a number for each row of each head. */

@@ -40,7 +40,7 @@ size_t cuda_scratch_bytes(const struct device_shapes *s)
 /* cuDNN is asked for bf16, and for the sizes that Hopper's kernels have, too (cudnn_attention.c). */
 enum device_attention_kernels cuda_attention_kernels(enum dtype type, int head_dim, bool capped)
 {
-	if (!attention_in_tiles(type, head_dim, capped))
+	if (!attention_in_tiles(type, head_dim))
 		return DEVICE_ATTENTION_PLAIN;
 	return type == DTYPE_BF16 && head_dim <= 128 && !capped ? DEVICE_ATTENTION_FAST
 	                                                        : DEVICE_ATTENTION_PORTABLE;

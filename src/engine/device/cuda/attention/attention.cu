@@ -37,8 +37,8 @@ static bool tile_rows(const void *p, int64_t ld)
 static bool tiles(const struct device_attention *a, const void *q, const void *k, const void *v,
                   const void *o)
 {
-	return attention_in_tiles(a->type, a->head_dim, a->cap > 0) && tile_rows(q, a->ld_q) &&
-	       tile_rows(k, a->ld_k) && tile_rows(v, a->ld_v) && tile_rows(o, a->ld_o);
+	return attention_in_tiles(a->type, a->head_dim) && tile_rows(q, a->ld_q) && tile_rows(k, a->ld_k) &&
+	       tile_rows(v, a->ld_v) && tile_rows(o, a->ld_o);
 }
 
 /* cuDNN and Hopper's kernels compute the rest of it. */

@@ -294,7 +294,9 @@ template <typename T, int HD, int STEP, bool CAP> static bool queries(struct dev
 
 template <typename T, int HD, bool CAP> static bool backward(struct device *dev, const work<T> &w)
 {
-	constexpr int key_step = KEY_STEP<HD>, query_step = QUERY_STEP<HD>;
+	/* Where a cap needs registers that the steps of these heads would have. */
+	constexpr int part = CAP && HD <= 96 ? 2 : 1;
+	constexpr int key_step = KEY_STEP<HD> / part, query_step = QUERY_STEP<HD> / part;
 
 	if constexpr (HD <= 96)
 		return keys<T, HD, key_step, CAP>(dev, w) && queries<T, HD, query_step, CAP>(dev, w);
@@ -306,12 +308,10 @@ template <typename T, int HD, bool CAP> static bool backward(struct device *dev,
 
 template <typename T, bool CAP> static bool backward_of(struct device *dev, const work<T> &w)
 {
-	if constexpr (!CAP) {
-		if (w.a.head_dim == 64)
-			return backward<T, 64, CAP>(dev, w);
-		if (w.a.head_dim == 96)
-			return backward<T, 96, CAP>(dev, w);
-	}
+	if (w.a.head_dim == 64)
+		return backward<T, 64, CAP>(dev, w);
+	if (w.a.head_dim == 96)
+		return backward<T, 96, CAP>(dev, w);
 	return w.a.head_dim == 128 ? backward<T, 128, CAP>(dev, w) : backward<T, 256, CAP>(dev, w);
 }
 
@@ -330,7 +330,7 @@ bool attention_backward_tiles(struct device *dev, const attention_shape &a, enum
 {
 	bool done = false;
 
-	if (!attention_in_tiles(type, a.head_dim, a.cap > 0))
+	if (!attention_in_tiles(type, a.head_dim))
 		return false;
 	with_half(type, [&](auto t) {
 		typedef decltype(t) T;

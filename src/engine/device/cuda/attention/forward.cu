@@ -165,12 +165,10 @@ template <typename T, bool CAP>
 static bool forward(struct device *dev, const attention_shape &a, T *o, float *lse, int64_t ld_lse,
                     const T *q, const T *k, const T *v)
 {
-	if constexpr (!CAP) {
-		if (a.head_dim == 64)
-			return launch<T, 64, STEP, 4, CAP>(dev, a, o, lse, ld_lse, q, k, v);
-		if (a.head_dim == 96)
-			return launch<T, 96, STEP, 4, CAP>(dev, a, o, lse, ld_lse, q, k, v);
-	}
+	if (a.head_dim == 64)
+		return launch<T, 64, STEP, 4, CAP>(dev, a, o, lse, ld_lse, q, k, v);
+	if (a.head_dim == 96)
+		return launch<T, 96, STEP, 4, CAP>(dev, a, o, lse, ld_lse, q, k, v);
 	if constexpr (!CAP) /* with a cap it would lack registers */
 		if (a.head_dim == 128 && launch<T, 128, STEP, 4, CAP>(dev, a, o, lse, ld_lse, q, k, v))
 			return true;
@@ -190,7 +188,7 @@ bool attention_forward_tiles(struct device *dev, const attention_shape &a, enum 
 {
 	bool done = false;
 
-	if (!attention_in_tiles(type, a.head_dim, a.cap > 0))
+	if (!attention_in_tiles(type, a.head_dim))
 		return false;
 	with_half(type, [&](auto t) {
 		typedef decltype(t) T;
