@@ -37,7 +37,7 @@ struct family {
 
 	/* Of a model from nothing, the matrices whose outputs are added to the residual stream begin smaller.
 	 */
-	bool scaled_start;
+	bool scaled_residual_init;
 	double default_dropout; /* of gpt2's three keys */
 
 	/* The norms. */

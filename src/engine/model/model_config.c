@@ -87,6 +87,36 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 	return 0;
 }
 
+static bool same_rope(const struct model_rope *a, const struct model_rope *b)
+{
+	return a->type == b->type && a->theta == b->theta && a->factor == b->factor &&
+	       a->low_freq_factor == b->low_freq_factor && a->high_freq_factor == b->high_freq_factor &&
+	       a->original_positions == b->original_positions && a->length == b->length &&
+	       a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow &&
+	       a->exact_ramp == b->exact_ramp &&
+	       !memcmp(a->short_factor, b->short_factor, sizeof(a->short_factor)) &&
+	       !memcmp(a->long_factor, b->long_factor, sizeof(a->long_factor));
+}
+
+/* Where a file has both forms, transformers 5 takes rope_scaling, and older ones know nothing else: they have
+ * to mean the same. */
+static int check_old_form(const json_t *old_form, const char *where, const struct rope_defaults *d,
+                          double partial, const struct model_rope *rope, double rope_partial,
+                          struct error *err)
+{
+	struct model_rope old;
+	char place[300];
+	int r;
+
+	snprintf(place, sizeof(place), "%s: rope_scaling", where);
+	if ((r = rope_read(old_form, place, d, &old, &partial, err)) < 0)
+		return r;
+	return same_rope(&old, rope) && partial == rope_partial
+	           ? 0
+	           : error_set(err, -EINVAL,
+	                       "%s: rope_scaling and rope_parameters differ; expected one of them", where);
+}
+
 /* rope_parameters (transformers 5) holds everything; before, rope_theta stood beside rope_scaling. What has
  * no default there has none here. */
 static int read_rope(const json_t *o, const char *where, const struct family *f, struct model_config *c,
@@ -98,9 +128,9 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 	struct rope_defaults d = {.max_positions = c->max_positions,
 	                          .yarn_is_longrope = f->original_positions};
 	/* It overrides that of the rope parameters, unless each kind of layer has its own. */
-	bool beside =
+	bool outer_original =
 	    f->original_positions || (!f->two_ropes && config_member(o, "original_max_position_embeddings"));
-	double partial = 1;
+	double partial = 1, whole;
 	char place[300];
 	int r;
 
@@ -109,17 +139,11 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 	snprintf(place, sizeof(place), "%s: %s", where, new_form ? "rope_parameters" : "rope_scaling");
 	if (rope && !json_is_object(rope))
 		return error_set(err, -EINVAL, "%s: an object is needed", place);
-	/* transformers takes rope_scaling then, and of what is in rope_parameters alone nothing. */
-	if (new_form && json_object_size(old_form) > 0 && !json_equal(new_form, old_form))
-		return error_set(err, -EINVAL,
-		                 "%s: rope_scaling stands beside rope_parameters, and says something else; "
-		                 "expected one of them",
-		                 where);
 	if ((r = config_need_number(o, "rope_theta", where, 1, 1e15,
 	                            f->default_theta > 0 ? f->default_theta : 10000, &d.theta, err)) < 0 ||
 	    (r = config_number(o, "partial_rotary_factor", where, 0, 1, 1, &partial, err)) < 0 ||
-	    (beside && (r = config_int(o, "original_max_position_embeddings", where, 1, INT32_MAX, 4096,
-	                               &d.original_positions, err)) < 0))
+	    (outer_original && (r = config_int(o, "original_max_position_embeddings", where, 1, INT32_MAX,
+	                                       4096, &d.original_positions, err)) < 0))
 		return r;
 	if (f->two_ropes && new_form) {
 		local = config_member(new_form, "sliding_attention");
@@ -128,7 +152,11 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 			return error_set(err, -EINVAL, "%s: full_attention and sliding_attention are needed",
 			                 place);
 	}
+	whole = partial;
 	if ((r = rope_read(rope, place, &d, &c->rope, &partial, err)) < 0)
+		return r;
+	if (new_form && json_object_size(old_form) > 0 && !json_equal(new_form, old_form) &&
+	    (r = check_old_form(old_form, where, &d, whole, &c->rope, partial, err)) < 0)
 		return r;
 	if (partial != 1 && !f->partial_rotary)
 		return error_set(err, -EINVAL, "%s: partial_rotary_factor %g is not supported (only 1 is)",
@@ -393,9 +421,11 @@ static int read_dropout(const json_t *o, const char *where, const struct family 
                         struct error *err)
 {
 	static const char *const keys[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout"};
+	/* The first three are keys of gpt2 and phi3; in files of other families they mean nothing. */
+	bool own = f->default_dropout > 0 || f->naming == MODEL_NAMES_PHI3;
 	int r = 0;
 
-	for (size_t i = 0; r == 0 && i < ARRAY_SIZE(keys); i++) {
+	for (size_t i = own ? 0 : 3; r == 0 && i < ARRAY_SIZE(keys); i++) {
 		double p = 0;
 
 		r = config_number(o, keys[i], where, 0, 1, i < 3 ? f->default_dropout : 0, &p, err);
@@ -436,7 +466,7 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 	c->fused = f->fused;
 	c->transposed = f->transposed;
 	c->gated = !f->plain_mlp;
-	c->residual_init = f->scaled_start ? 1 / sqrt(2.0 * c->layers) : 1;
+	c->residual_init = f->scaled_residual_init ? 1 / sqrt(2.0 * c->layers) : 1;
 	c->layer_norm = f->layer_norm;
 	c->norm_plus_one = f->norm_plus_one;
 	c->norm_place = f->norm_place;
