@@ -101,6 +101,14 @@ int run_new(const struct run_config *config, struct run **out, struct error *err
 	return 0;
 }
 
+void run_clear_rank_errors(struct run *r)
+{
+	message_free_list(&rank_error_message, steal_pointer(r->rank_errors), r->rank_error_count);
+	r->rank_error_count = r->rank_error_bytes = r->rank_error_text_count = 0;
+	free(steal_pointer(r->rank_error_places));
+	free(steal_pointer(r->rank_error_texts));
+}
+
 struct run_part *run_part_find(struct run *r, const char *node)
 {
 	size_t i;

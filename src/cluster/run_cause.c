@@ -59,14 +59,6 @@ static int index_rank_errors(struct run *r)
 	return 0;
 }
 
-void run_clear_rank_errors(struct run *r)
-{
-	message_free_list(&rank_error_message, steal_pointer(r->rank_errors), r->rank_error_count);
-	r->rank_error_count = r->rank_error_bytes = r->rank_error_text_count = 0;
-	free(steal_pointer(r->rank_error_places));
-	free(steal_pointer(r->rank_error_texts));
-}
-
 /* That of the rank; made where there is none. NULL: out of memory. */
 static struct rank_error *need_rank_error(struct run *r, int64_t rank)
 {
