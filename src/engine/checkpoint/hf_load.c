@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Finds a model's parameters in safetensors, and refuses what does not fit them. */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -130,7 +131,13 @@ static int check_shape(const char *path, const struct tensor *t, const struct hf
 	                 tensor_shape_text(want, sizeof(want), p->dims, p->shape));
 }
 
-/* Whether two tensors have the same values; of different types, those that fp32 has of them. */
+/* Whether two values are one; of different types, one may have been rounded to the other's. */
+static bool same_value(float x, float y, bool rounded)
+{
+	return x == y || (rounded && fabsf(x - y) <= 0x1p-7f * fabsf(x) + 0x1p-24f);
+}
+
+/* Whether two tensors have the same values. */
 static int compare_values(const struct safetensors *st, const struct tensor *a, const struct tensor *b,
                           bool *same, struct error *err)
 {
@@ -148,7 +155,8 @@ static int compare_values(const struct safetensors *st, const struct tensor *a, 
 		if ((r = tensor_to_f32(a, at, piece, x, err)) < 0 ||
 		    (r = tensor_to_f32(b, at, piece, y, err)) < 0)
 			break;
-		*same = !memcmp(x, y, (size_t)piece * sizeof(*x));
+		for (int64_t i = 0; i < piece && *same; i++)
+			*same = same_value(x[i], y[i], a->type != b->type);
 		safetensors_release(st, a, at, piece);
 		safetensors_release(st, b, at, piece);
 	}
