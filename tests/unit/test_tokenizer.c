@@ -215,6 +215,7 @@ START_TEST(test_limit)
 	        10, "<image>", "") "],\"pre_tokenizer\":" LEVEL ",\"model\":{" VOCAB "," MERGES "}}";
 	struct tokenizer *tok = parse(json);
 	struct token_list ids = {0};
+	uint64_t hash = tokenizer_hash(tok);
 	struct error err = ERROR_INIT;
 
 	ck_fails(tokenizer_limit(tok, "t", 7, &err), &err,
@@ -223,15 +224,17 @@ START_TEST(test_limit)
 	ck_ok(tokenizer_limit(tok, "t", 11, &err), &err);
 	ck_assert_int_eq(tokenizer_pad(tok), 9);
 	ck_assert_str_eq(ids_of(tok, "a<image><pad></s>", false), "0 10 9 8");
+	ck_assert_uint_eq(tokenizer_hash(tok), hash);
 	ck_ok(tokenizer_limit(tok, "t", 9, &err), &err);
 	ck_assert_int_eq(tokenizer_pad(tok), -1);
 	ck_assert_int_eq(tokenizer_eos(tok), 8);
 	ck_assert_int_eq(tokenizer_token_to_id(tok, "<image>"), -1);
 	ck_assert_int_eq(tokenizer_token_to_id(tok, "</s>"), 8);
 	ck_assert_str_eq(ids_of(tok, "a</s>", false), "0 8");
+	ck_assert_uint_ne(tokenizer_hash(tok), hash); /* rows that were made without the limit are others */
 	ck_fails(tokenizer_encode(tok, "a<image>", 8, false, &ids, &err), &err,
-	         "the text has the token \"<image>\" (id 10), of which the model has no embedding: its "
-	         "vocab_size is 9");
+	         "the text has the token \"<image>\" (id 10), of which the model has no embedding (its "
+	         "vocab_size is 9): expected a text without it");
 	token_list_free(&ids);
 	tokenizer_free(tok);
 }

@@ -93,8 +93,7 @@ static int encode_document(const struct record_encoder *c, struct encoded_record
 	int r = 0;
 
 	if (t.len == 0)
-		return error_set(&w->err, -EBADMSG, "%s:%lld: the text is empty", records_where(w->file),
-		                 (long long)w->record.line);
+		return error_set(&w->err, -EBADMSG, "the text is empty");
 	if (!packing && c->bos >= 0 && token_list_add(&w->ids, &c->bos, 1) < 0)
 		return error_oom(&w->err);
 	if (w->continued)
@@ -186,13 +185,12 @@ void record_encode(const struct record_encoder *c, struct encoded_record *w)
 	snprintf(where, sizeof(where), "%s:%lld", records_where(w->file), (long long)w->record.line);
 	w->result =
 	    example_convert(w->source, c->options->task, w->record.data, w->record.len, where, &e, &w->err);
-	if (w->result == 0 && c->options->task == DATASET_PRETRAIN) {
-		w->result = encode_document(c, w, &e);
-	} else if (w->result == 0) {
-		w->result = record_encoder_prefers(c)
+	if (w->result == 0) {
+		w->result = c->options->task == DATASET_PRETRAIN ? encode_document(c, w, &e)
+		            : record_encoder_prefers(c)
 		                ? encode_preference(c, w, &e)
 		                : encoder_conversation(&c->conversation, &e, &w->ids, &w->labels, &w->err);
-		if (w->result == -EBADMSG)
+		if (w->result < 0)
 			error_prefix(&w->err, "%s", where);
 	}
 	example_clear(&e);

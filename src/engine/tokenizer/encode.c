@@ -76,7 +76,7 @@ static int cut_added(struct encoding *e, const struct trie *trie, const char *te
 			return error_set(
 			    e->err, -EINVAL,
 			    "the text has the token \"%.100s\" (id %d), of which the model has no "
-			    "embedding: its vocab_size is %d",
+			    "embedding (its vocab_size is %d): expected a text without it",
 			    a->v[at].content, a->v[at].id, e->tok->limit);
 		if (token_list_add(e->out, &a->v[at].id, 1) < 0)
 			return error_oom(e->err);

@@ -24,6 +24,7 @@ int tokenizer_limit(struct tokenizer *t, const char *path, int64_t vocab_size, s
 		    "; expected a vocab_size of at least %d",
 		    path, t->size - 1, vocab_size, t->size);
 	t->limit = (int32_t)vocab_size;
+	t->hash = tokenizer_hash_bytes(&t->limit, sizeof(t->limit), t->hash);
 	if (t->pad >= t->limit)
 		t->pad = -1;
 	return 0;
