@@ -49,6 +49,26 @@ static int read_all(int fd, char **text, size_t *len, struct error *err)
 	return *text ? 0 : error_oom(err);
 }
 
+/* A run does not get these settings of libraries from the shell in which it is submitted: what is measured
+ * with them, say with the kernels of OPENBLAS_CORETYPE, would not hold for it. */
+static void measure_as_a_run(void)
+{
+	static const char *const settings[] = {"OPENBLAS_", "OMP_", "DNNL_", "ONEDNN_", "UCX_", "MALLOC_"};
+
+	for (char **e = environ; *e;) {
+		_cleanup_free_ char *name = strndup(*e, strcspn(*e, "="));
+		bool is_setting = false;
+
+		for (size_t i = 0; i < ARRAY_SIZE(settings) && name; i++)
+			is_setting |= str_starts(name, settings[i]);
+		if (is_setting && unsetenv(name) == 0)
+			e = environ;
+		else
+			e++;
+	}
+	setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0", 1); /* node/request.c */
+}
+
 /* What a program prints; its messages go to the standard error. */
 static int run_worker(const char *path, char **text, size_t *len, struct error *err)
 {
@@ -62,6 +82,7 @@ static int run_worker(const char *path, char **text, size_t *len, struct error *
 		dup2(pipes[1], STDOUT_FILENO);
 		close(pipes[0]);
 		close(pipes[1]);
+		measure_as_a_run();
 		execl(path, path, "--measure", (char *)NULL);
 		fprintf(stderr, "dtrain: cannot execute %s: %s\n", path, strerror(errno));
 		_exit(127);

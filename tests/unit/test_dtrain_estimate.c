@@ -145,6 +145,29 @@ START_TEST(what_was_measured_is_what_estimates_go_by)
 }
 END_TEST
 
+/* A run does not get them from the shell either. */
+START_TEST(settings_of_libraries_are_not_measured)
+{
+	_cleanup_(call_release) struct call call = {0};
+	_cleanup_free_ char *seen = NULL;
+	struct error err = ERROR_INIT;
+
+	put_worker("env >seen");
+	put_rates(1e9);
+	setenv("OPENBLAS_CORETYPE", "Haswell", 1);
+	setenv("OMP_NUM_THREADS", "3", 1);
+	setenv("OPEN", "remains", 1);
+	call = fixture_call(cmd_estimate, "estimate --measure");
+	ck_assert_int_eq(call.status, 0);
+	ck_ok(file_read("seen", 1 << 20, &seen, NULL, &err), &err);
+	ck_assert_ptr_null(strstr(seen, "\nOPENBLAS_CORETYPE="));
+	ck_assert_ptr_null(strstr(seen, "\nOMP_NUM_THREADS="));
+	ck_assert_ptr_nonnull(strstr(seen, "OPEN=remains\n"));
+	ck_assert_ptr_nonnull(strstr(seen, "GLIBC_TUNABLES=glibc.malloc.tcache_count=0\n"));
+	ck_assert_str_eq(getenv("OPENBLAS_CORETYPE"), "Haswell");
+}
+END_TEST
+
 START_TEST(a_measurement_that_fails_writes_nothing)
 {
 	static const struct {
@@ -726,6 +749,7 @@ int main(void)
 	tcase_add_checked_fixture(tc, setup, fixture_teardown);
 	tcase_add_test(tc, the_json_says_all);
 	tcase_add_test(tc, what_was_measured_is_what_estimates_go_by);
+	tcase_add_test(tc, settings_of_libraries_are_not_measured);
 	tcase_add_loop_test(tc, a_measurement_that_fails_writes_nothing, 0, 3);
 	tcase_add_test(tc, each_class_of_memory_is_listed_once);
 	tcase_add_test(tc, the_table_ends_with_the_choice);
