@@ -202,9 +202,9 @@ void run_rank_error(struct run *r, const struct rank_report *report)
 		return;
 	if (report->lost_peer && !known->lost_peer)
 		known->lost_peer = r->dirty = true;
-	/* One that was dropped is not taken again. */
-	if (!report->error || str_eq(known->log, report->error) || str_eq(known->log, "") ||
-	    str_replace(&known->log, report->error) < 0)
+	/* One that was dropped is not taken again, and "" is none: an error with a text keeps one. */
+	if (!report->error || !*report->error || str_eq(known->log, report->error) ||
+	    str_eq(known->log, "") || str_replace(&known->log, report->error) < 0)
 		return;
 	r->dirty = true;
 	limit_texts(r, known, before);
