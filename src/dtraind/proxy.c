@@ -175,6 +175,7 @@ static void on_done(void *context, const struct http_answer *a)
 	else
 		http_reply_bytes(p->request, a->status, a->type ? a->type : "application/json",
 		                 p->body.data ? p->body.data : "", p->body.len);
+	strbuf_free(&p->body); /* the answer has a copy, until it is read */
 }
 
 void pipe_call(struct daemon *d, struct http_request *r, const struct peer *to, const char *target,

@@ -222,7 +222,7 @@ static size_t memory_of_user(const struct http_server *s, int64_t uid)
 	for (const struct http_listener *l = s->listeners; l; l = l->next)
 		for (const struct http_request *r = l->requests; r; r = r->next)
 			if (r->caller.uid == uid)
-				sum += r->body.len + r->answer_len + r->stream.buffer.len;
+				sum += r->body.len + r->answer_len + r->stream.buffer.cap;
 	return sum;
 }
 
@@ -319,6 +319,8 @@ static ssize_t stream_read(void *cls, uint64_t pos, char *buf, size_t max)
 		memcpy(buf, s->buffer.data + s->sent, n);
 		s->sent += n;
 		if (s->sent == s->buffer.len) {
+			if (s->buffer.cap > 2 * STREAM_BLOCK) /* a reader that was slow; others need less */
+				strbuf_free(&s->buffer);
 			strbuf_reset(&s->buffer);
 			s->sent = 0;
 			if (s->drained && !s->ended)
@@ -347,10 +349,21 @@ struct http_stream *http_reply_stream(struct http_request *r, int status, const 
 	return &r->stream;
 }
 
+/* A reader that keeps up may never have read everything. */
+static void drop_sent(struct http_stream *s)
+{
+	if (s->sent <= s->buffer.len / 2)
+		return;
+	s->buffer.len -= s->sent;
+	memmove(s->buffer.data, s->buffer.data + s->sent, s->buffer.len);
+	s->sent = 0;
+}
+
 void http_stream_write(struct http_stream *s, const void *data, size_t len)
 {
 	if (len == 0 || s->ended || s->broken)
 		return;
+	drop_sent(s);
 	if (http_request_keep(stream_request(s), s->buffer.len, len))
 		strbuf_add(&s->buffer, data, len);
 	else
