@@ -467,6 +467,15 @@ START_TEST(limits_that_nobody_has_set_are_kept)
 	ck_assert_uint_eq(now.list[2].rlim_cur, 3000);
 	ck_assert_uint_eq(now.list[2].rlim_max, 3000);
 	ck_assert_mem_eq(&now.list[0], &before.list[0], sizeof(now.list[0]));
+	/* Process 1 has more. */
+	limit.rlim_cur = limit.rlim_max;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	*files = (struct rlimit){1500, 1500};
+	launch_keep_limits(&before, path);
+	launch_read_limits(&now);
+	ck_assert_uint_eq(now.list[1].rlim_cur, limit.rlim_max);
+	ck_assert_uint_eq(now.list[1].rlim_max, limit.rlim_max);
+	*files = limit;
 	/* Somebody has set the soft limit; then the hard one alone, to which PAM's own soft limit is raised.
 	 */
 	limit.rlim_cur = 100;

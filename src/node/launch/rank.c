@@ -96,16 +96,25 @@ void launch_keep_limits(const struct launch_limits *before, const char *file)
 	for (size_t i = 0; i < ARRAY_SIZE(limits); i++) {
 		const struct rlimit *old = &before->list[i];
 		struct rlimit now, first;
+		rlim_t hard;
+		bool more;
 
 		if (!find_limit(text, limits[i].name, &first) || getrlimit(limits[i].resource, &now) < 0)
 			continue;
+		/* Somebody may have set the same as process 1 has. So more stays, but for core files, of
+		 * which a run is to have no more. */
+		more = limits[i].resource != RLIMIT_CORE;
+		hard = now.rlim_max;
 		if (now.rlim_cur == first.rlim_cur ||
 		    (limits[i].resource == RLIMIT_NOFILE && now.rlim_cur == selectable))
-			now.rlim_cur = old->rlim_cur;
+			now.rlim_cur = more ? MAX(old->rlim_cur, now.rlim_cur) : old->rlim_cur;
 		if (now.rlim_max == first.rlim_max)
-			now.rlim_max = old->rlim_max;
+			now.rlim_max = more ? MAX(old->rlim_max, now.rlim_max) : old->rlim_max;
 		now.rlim_cur = MIN(now.rlim_cur, now.rlim_max);
-		setrlimit(limits[i].resource, &now);
+		if (setrlimit(limits[i].resource, &now) < 0) { /* a container may not raise it */
+			now = (struct rlimit){MIN(now.rlim_cur, hard), hard};
+			setrlimit(limits[i].resource, &now);
+		}
 	}
 }
 
