@@ -149,7 +149,7 @@ int file_write_atomic(const char *path, const void *data, size_t len, mode_t mod
 
 	if (!tmp || !copy)
 		return error_oom(err);
-	/* In a directory of somebody else such a file could be theirs, who would read what is written. */
+	/* In a directory of another user such a file could be that user's, who would read what is written. */
 	(void)unlink(tmp);
 	fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
 	if (fd < 0)

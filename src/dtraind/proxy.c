@@ -155,6 +155,7 @@ static bool take_refusal(struct pipe *p, const struct http_answer *a)
 static void on_done(void *context, const struct http_answer *a)
 {
 	struct pipe *p = context;
+	_cleanup_strbuf_ struct strbuf body = {0};
 
 	p->transfer = NULL;
 	if (take_refusal(p, a))
@@ -167,6 +168,9 @@ static void on_done(void *context, const struct http_answer *a)
 			http_stream_abort(p->stream);
 		return;
 	}
+	/* The answer has a copy, and may be read much later; and its end frees p. */
+	body = p->body;
+	p->body = (struct strbuf){0};
 	if (a->error.code == -ECANCELED)
 		http_reply_error(p->request, 503, "stopping", "the service is being stopped");
 	else if (a->status == 0)
@@ -174,8 +178,7 @@ static void on_done(void *context, const struct http_answer *a)
 		                 a->error.message);
 	else
 		http_reply_bytes(p->request, a->status, a->type ? a->type : "application/json",
-		                 p->body.data ? p->body.data : "", p->body.len);
-	strbuf_free(&p->body); /* the answer has a copy, until it is read */
+		                 body.data ? body.data : "", body.len);
 }
 
 void pipe_call(struct daemon *d, struct http_request *r, const struct peer *to, const char *target,

@@ -239,7 +239,7 @@ START_TEST(atomic_write_replaces_whole_files)
 }
 END_TEST
 
-/* Somebody else may have the file that is written first, where the directory is theirs, and hold it open. */
+/* Another user may own the directory and the file that is written first, and hold it open. */
 START_TEST(atomic_write_takes_no_file_that_is_there)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "key");

@@ -889,7 +889,7 @@ START_TEST(a_tied_head_of_its_own_is_refused)
 			         "m: tensor lm_head.weight differs from");
 		else
 			ck_ok(hf_check(st, "m", &p, 1, &err), &err);
-		/* Where the model does not tie it, nobody compares. */
+		/* Where the model does not tie it, it is not compared. */
 		p.tied_embedding = false;
 		ck_ok(hf_check(st, "m", &p, 1, &err), &err);
 		ck_ok(file_remove_tree(dir, &err), &err);

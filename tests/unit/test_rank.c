@@ -437,7 +437,7 @@ END_TEST
 
 /* pam_limits sets what it is not configured for to the limits of process 1, and soft limits of open files to
  * 1024. */
-START_TEST(limits_that_nobody_has_set_are_kept)
+START_TEST(limits_that_are_not_configured_are_kept)
 {
 	_cleanup_free_ char *path = str_path_join(dir, "limits"), *text = NULL;
 	struct launch_limits before, now;
@@ -457,7 +457,7 @@ START_TEST(limits_that_nobody_has_set_are_kept)
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	launch_read_limits(&before);
 	before.list[2] = (struct rlimit){3000, 3000};
-	/* Nobody has set these. */
+	/* limits.conf sets none of these. */
 	limit.rlim_cur = 1024;
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	launch_keep_limits(&before, path);
@@ -476,7 +476,7 @@ START_TEST(limits_that_nobody_has_set_are_kept)
 	ck_assert_uint_eq(now.list[1].rlim_cur, limit.rlim_max);
 	ck_assert_uint_eq(now.list[1].rlim_max, limit.rlim_max);
 	*files = limit;
-	/* Somebody has set the soft limit; then the hard one alone, to which PAM's own soft limit is raised.
+	/* limits.conf sets the soft limit; then the hard one alone, to which PAM's own soft limit is raised.
 	 */
 	limit.rlim_cur = 100;
 	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -515,7 +515,7 @@ int main(void)
 	tcase_add_test(tc, core_files_are_as_the_run_asks);
 	tcase_add_test(tc, cpus_and_memory_are_bound);
 	tcase_add_test(tc, limits_are_raised);
-	tcase_add_test(tc, limits_that_nobody_has_set_are_kept);
+	tcase_add_test(tc, limits_that_are_not_configured_are_kept);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
 }

@@ -101,8 +101,8 @@ void launch_keep_limits(const struct launch_limits *before, const char *file)
 
 		if (!find_limit(text, limits[i].name, &first) || getrlimit(limits[i].resource, &now) < 0)
 			continue;
-		/* Somebody may have set the same as process 1 has. So more stays, but for core files, of
-		 * which a run is to have no more. */
+		/* limits.conf may have set the same as process 1 has: so a higher limit stays, but for core
+		 * files, of which a run is to have no more. */
 		more = limits[i].resource != RLIMIT_CORE;
 		hard = now.rlim_max;
 		if (now.rlim_cur == first.rlim_cur ||
