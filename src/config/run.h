@@ -119,7 +119,8 @@ struct run_config {
 	} preference;
 
 	struct {
-		char *strategy;       /* ddp zero1 zero2 zero3 hybrid auto */
+		char *strategy; /* ddp zero1 zero2 zero3 hybrid auto */
+		char *trial;    /* auto always never: with strategy auto, steps of those that are as fast */
 		int64_t shard_degree; /* hybrid: ranks that share one copy of the model; 0: those of a node */
 		int64_t prefetch;     /* zero3, hybrid: units whose weights are gathered ahead */
 		int64_t persist_below; /* zero3, hybrid: elements; the weights of smaller units stay whole */

@@ -135,6 +135,12 @@ static int check_parallel(const struct run_config *c, const char *where, struct 
 		    "%s: parallel.shard_degree: has no effect with parallel.strategy = \"%s\"; leave "
 		    "it out, or use the strategy \"hybrid\"",
 		    where, c->parallel.strategy);
+	if (str_eq(c->parallel.trial, "always") && !str_eq(c->parallel.strategy, "auto"))
+		return error_set(
+		    err, -EINVAL,
+		    "%s: parallel.trial: has no effect with parallel.strategy = \"%s\"; leave it out, "
+		    "or use the strategy \"auto\"",
+		    where, c->parallel.strategy);
 	for (int64_t n = c->resources.nodes.low; n <= c->resources.nodes.high; n++)
 		if (check_degree(c, n * each, where, err) < 0)
 			return -EINVAL;

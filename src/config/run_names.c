@@ -64,6 +64,7 @@ const struct key_name run_other_names[] = {
     {"deepspeed", "parallel.strategy"},
     {"fsdp", "parallel.strategy"},
     {"zero_stage", "parallel.strategy"},
+    {"autotuning", "parallel.trial"},
     {"ddp_timeout", "parallel.timeout"},
     {"nnodes", "resources.nodes"},
     {"num_nodes", "resources.nodes"},

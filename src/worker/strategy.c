@@ -1,26 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lets rank 0 choose the strategy of a run, and refuses a run that does not fit before it allocates. */
+/* Lets rank 0 choose the strategy of a run, tries those that are about as fast, and refuses a run that does
+ * not fit before it allocates. */
 #include "worker/strategy.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/cleanup.h"
-#include "engine/checkpoint/weights.h"
-#include "engine/train/choose.h"
+#include "base/str.h"
+#include "engine/checkpoint/ranks.h"
+#include "engine/train/trial.h"
 #include "options/options.h"
 
-/* Bytes of rank 0, to all ranks. */
-static int share(struct device *dev, struct comm *comm, void *host, size_t bytes, struct error *err)
-{
-	void *staging;
-	int r = device_alloc(dev, bytes, &staging, err);
+/* The ratio of two strategies' times is rarely further from the predicted one than this. */
+#define WITHIN 1.2
+/* Trials take at most this part of the run's predicted time. */
+#define TRIALS_PART 0.02
+/* Seconds of a trial beside its steps; for each rank to which communicators are made; for each parameter that
+ * a rank writes. */
+#define TRIAL_SET_UP  0.5
+#define TRIAL_CONNECT 4e-3
+#define TRIAL_FILL    4e-9
+/* Of plans that differ by less, the one that is predicted to be faster. */
+#define EQUAL 1.01
 
-	if (r < 0)
-		return r;
-	r = weights_broadcast(dev, comm, staging, host, bytes, err);
-	device_free(dev, staging);
-	return r;
+/* As it travels from rank 0 to the others. */
+struct choice {
+	int64_t strategy, recompute, kept_blocks, kept_outputs;
+};
+struct choices {
+	int64_t trials;
+	struct choice chosen, trial[CHOICES_MAX];
+};
+
+static struct choice choice_of(const struct train_options *o)
+{
+	return (struct choice){(int64_t)o->strategy, (int64_t)o->recompute, o->kept_blocks, o->kept_outputs};
 }
+
+static void take_choice(struct train_options *o, const struct choice *c)
+{
+	o->strategy = (enum shard_strategy)c->strategy;
+	o->recompute = (enum model_recompute)c->recompute;
+	o->kept_blocks = (int)c->kept_blocks;
+	o->kept_outputs = (int)c->kept_outputs;
+}
+
+static int64_t longest_row(const struct strategy_run *run)
+{
+	return MAX(dataset_max_row(run->train), run->eval ? dataset_max_row(run->eval) : 0);
+}
+
+/* ---- choose ---- */
 
 /* The strategy of the checkpoint that the run goes on from is kept where it fits. */
 static int choose(const struct estimate_input *in, bool strategy, bool recompute, const char *began,
@@ -41,58 +73,179 @@ static int choose(const struct estimate_input *in, bool strategy, bool recompute
 	return 0;
 }
 
-static void print_choice(const struct train_options *o, bool strategy, bool recompute, bool kept)
+/* As many steps as the run still has, but for what an epoch that is gone on with at another batch changes. */
+static double steps_left(const struct strategy_run *run, const struct train_options *o)
+{
+	double batch = (double)(o->micro_batch * o->accumulation * run->env->world_size), steps, done;
+
+	if (o->max_steps > 0)
+		return MAX((double)(o->max_steps - run->done), 0);
+	steps = o->epochs * ceil((double)dataset_rows(run->train) / batch);
+	done = run->examples >= 0 ? (double)run->examples / batch : (double)run->done;
+	return MAX(steps - done, 0);
+}
+
+static double trial_seconds(const struct estimate *e, const struct strategy_run *run)
+{
+	double parameters = (double)model_config_parameters(run->model);
+
+	return TRIAL_WARM * e->cost.step + MAX(TRIAL_STEPS * e->cost.step, TRIAL_SECONDS) + TRIAL_SET_UP +
+	       TRIAL_CONNECT * run->env->world_size + TRIAL_FILL * parameters;
+}
+
+/* Whether what is tried may win more time than it takes. */
+static bool is_worth(const struct strategy_run *run, const struct train_options *o,
+                     const struct estimate *rivals, int n)
+{
+	double seconds = 0;
+
+	for (int i = 0; i < n; i++)
+		seconds += trial_seconds(&rivals[i], run);
+	return str_eq(run->config->parallel.trial, "always") ||
+	       seconds <= TRIALS_PART * steps_left(run, o) * rivals[0].cost.step;
+}
+
+/* On rank 0. */
+static int find_trials(const struct strategy_run *run, const struct estimate_input *in, bool recompute,
+                       struct choices *all, struct error *err)
+{
+	_cleanup_free_ struct estimate *rivals = calloc(CHOICES_MAX, sizeof(*rivals));
+	struct train_options o = *in->options;
+	int n;
+
+	if (!rivals)
+		return error_oom(err);
+	if ((n = choose_rivals(in, recompute, WITHIN, rivals, err)) < 0)
+		return n;
+	if (n < 2 || !is_worth(run, &o, rivals, n))
+		return 0;
+	for (int i = 0; i < n; i++) {
+		choose_take(&rivals[i], &o);
+		all->trial[i] = choice_of(&o);
+	}
+	all->trials = n;
+	return 0;
+}
+
+static void print_strategy(const struct train_options *o, const struct strategy_trials *trials, bool kept)
+{
+	if (trials->n == 0) {
+		printf("strategy: %s (auto: %s)\n", shard_strategy_name(o->strategy),
+		       kept ? "as the checkpoint" : "the fastest that fits, as dtrain estimate has it");
+		return;
+	}
+	printf("strategy: steps are tried with");
+	for (int i = 0; i < trials->n; i++)
+		printf("%s %s", i > 0 ? "," : "", shard_strategy_name(trials->options[i].strategy));
+	puts("");
+}
+
+static void print_recompute(const struct train_options *o)
 {
 	const struct estimate e = {
 	    .recompute = o->recompute, .kept = o->kept_blocks, .outputs = o->kept_outputs};
 	char text[48];
 
-	if (strategy)
-		printf("strategy: %s (auto: %s)\n", shard_strategy_name(o->strategy),
-		       kept ? "as the checkpoint" : "the fastest that fits, as dtrain estimate has it");
-	if (recompute)
-		printf("recompute: %s (auto)\n", estimate_recompute_text(text, sizeof(text), &e));
+	printf("recompute: %s (auto)\n", estimate_recompute_text(text, sizeof(text), &e));
 }
 
-int strategy_choose(const struct run_config *c, const struct environment *env, struct device *dev,
-                    struct comm *comm, const struct model_config *model, int64_t max_row, const char *began,
-                    struct train_options *options, struct error *err)
+static void read_rates(struct hardware_set *where, struct rates **rates)
 {
-	int per_node = MAX(env->local_world_size, 1), nodes = MAX(env->world_size / per_node, 1), r = 0;
-	bool strategy = options_strategy_is_auto(c) && comm, recompute = options_recompute_is_auto(c),
-	     kept = false;
+	struct error unread = ERROR_INIT;
+	char note[160];
+
+	if (hardware_read_rates(&where->device, rates, &unread) < 0)
+		printf("warning: %s; the table's rates count instead\n", unread.message);
+	else if (*rates && *rates_version_note(*rates, note, sizeof(note)))
+		printf("warning: %s\n", note);
+	where->device.rates = *rates;
+}
+
+/* On rank 0: what there is to be chosen, and tried. */
+static int decide(const struct strategy_run *run, const struct estimate_input *in, bool strategy,
+                  bool recompute, bool *kept, struct choices *all, struct error *err)
+{
+	struct train_options o = *in->options;
+	int r = choose(in, strategy, recompute, run->began, kept, &o, err);
+
+	if (r < 0)
+		return r;
+	all->chosen = choice_of(&o);
+	if (!strategy || *kept || str_eq(run->config->parallel.trial, "never"))
+		return 0;
+	return find_trials(run, in, recompute, all, err);
+}
+
+static void take_choices(const struct choices *all, struct train_options *options,
+                         struct strategy_trials *trials)
+{
+	take_choice(options, &all->chosen);
+	trials->n = (int)all->trials;
+	for (int i = 0; i < trials->n; i++) {
+		trials->options[i] = *options;
+		take_choice(&trials->options[i], &all->trial[i]);
+	}
+}
+
+int strategy_choose(const struct strategy_run *run, struct train_options *options,
+                    struct strategy_trials *trials, struct error *err)
+{
+	const struct environment *env = run->env;
+	int per_node = MAX(env->local_world_size, 1), nodes = MAX(env->world_size / per_node, 1), r;
+	bool strategy = options_strategy_is_auto(run->config) && run->comm,
+	     recompute = options_recompute_is_auto(run->config), kept = false;
+	const struct ranks ranks = {run->dev, run->comm, env->node};
 	struct train_options given = *options;
 	_cleanup_free_ struct rates *rates = NULL;
-	struct error unread = ERROR_INIT;
 	struct hardware_set where;
-	char note[160];
-	struct estimate_input in = {model, &given, max_row, &where};
-	int64_t choice[4];
+	struct estimate_input in = {run->model, &given, longest_row(run), &where};
+	struct choices all = {.chosen = choice_of(options)};
 
-	choose_hardware(dev, nodes, per_node, &where);
+	choose_hardware(run->dev, nodes, per_node, &where);
 	if ((strategy || recompute) && env->rank == 0) {
-		if (hardware_read_rates(&where.device, &rates, &unread) < 0)
-			printf("warning: %s; the table's rates count instead\n", unread.message);
-		else if (rates && *rates_version_note(rates, note, sizeof(note)))
-			printf("warning: %s\n", note);
-		where.device.rates = rates;
-	}
-	if (strategy || recompute) {
-		if (env->rank == 0 && (r = choose(&in, strategy, recompute, began, &kept, options, err)) < 0)
+		read_rates(&where, &rates);
+		if ((r = decide(run, &in, strategy, recompute, &kept, &all, err)) < 0)
 			return r;
-		choice[0] = options->strategy;
-		choice[1] = options->recompute;
-		choice[2] = options->kept_blocks;
-		choice[3] = options->kept_outputs;
-		if (comm && (r = share(dev, comm, choice, sizeof(choice), err)) < 0)
-			return r;
-		options->strategy = (enum shard_strategy)choice[0];
-		options->recompute = (enum model_recompute)choice[1];
-		options->kept_blocks = (int)choice[2];
-		options->kept_outputs = (int)choice[3];
-		if (env->rank == 0)
-			print_choice(options, strategy, recompute, kept);
 	}
+	if ((strategy || recompute) && (r = ranks_broadcast(&ranks, NULL, &all, sizeof(all), 0, err)) < 0)
+		return r;
+	take_choices(&all, options, trials);
+	if (env->rank == 0 && strategy)
+		print_strategy(options, trials, kept);
+	if (env->rank == 0 && recompute && trials->n == 0)
+		print_recompute(options);
 	in.options = options;
 	return estimate_check(&in, err);
+}
+
+/* ---- try ---- */
+
+int strategy_try(const struct strategy_run *run, const struct strategy_trials *trials,
+                 struct train_options *options, struct error *err)
+{
+	double seconds[CHOICES_MAX];
+	int best = 0;
+
+	for (int i = 0; i < trials->n; i++) {
+		const struct train_options *o = &trials->options[i];
+		int r =
+		    trial_run(run->dev, run->comm, run->model, o, run->train, run->eval, &seconds[i], err);
+
+		if (r < 0)
+			return error_prefix(err, "trying %s (parallel.trial = \"never\" leaves this out)",
+			                    shard_strategy_name(o->strategy));
+		if (seconds[i] * EQUAL < seconds[best])
+			best = i;
+	}
+	*options = trials->options[best];
+	if (run->env->rank > 0)
+		return 0;
+	printf("strategy: %s (auto: the fastest of", shard_strategy_name(options->strategy));
+	for (int i = 0; i < trials->n; i++)
+		printf("%s %s %.4g ms", i > 0 ? "," : "", shard_strategy_name(trials->options[i].strategy),
+		       seconds[i] * 1e3);
+	puts(" a step)");
+	if (options_recompute_is_auto(run->config))
+		print_recompute(options);
+	return 0;
 }

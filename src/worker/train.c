@@ -355,15 +355,23 @@ static int attach_saver(struct training *t, const char *print, struct error *err
 	return saver_attach(t->saver, &contents, err);
 }
 
-static int choose_strategy(struct training *t, struct error *err)
+static struct strategy_run strategy_run(const struct training *t)
 {
 	const struct checkpoint_state *state =
 	    saver_resume_path(t->saver) ? saver_resume_state(t->saver) : NULL;
-	/* As many ranks go on as they began: with the same bits. */
-	const char *began = state && state->world_size == t->env->world_size ? state->strategy : NULL;
-	int64_t row = MAX(dataset_max_row(t->data), t->eval ? dataset_max_row(t->eval) : 0);
 
-	return strategy_choose(t->c, t->env, t->dev, t->comm, &t->model, row, began, &t->options, err);
+	return (struct strategy_run){
+	    .config = t->c,
+	    .env = t->env,
+	    .dev = t->dev,
+	    .comm = t->comm,
+	    .model = &t->model,
+	    .train = t->data,
+	    .eval = t->eval,
+	    .done = state ? state->step : 0,
+	    .examples = state ? state->examples : 0,
+	    /* As many ranks go on as they began: with the same bits. */
+	    .began = state && state->world_size == t->env->world_size ? state->strategy : NULL};
 }
 
 static int write_algorithms(void *context, const char *text, struct error *err)
@@ -399,6 +407,26 @@ static int choose_products(struct training *t, struct error *err)
 
 	return path ? products_choose(t->dev, t->comm, t->env->node, &t->model, &t->options, row, &file, err)
 	            : error_oom(err);
+}
+
+/* What is tried has the products that the run will have. */
+static int choose_strategy(struct training *t, struct error *err)
+{
+	const struct strategy_run run = strategy_run(t);
+	_cleanup_free_ struct strategy_trials *trials = malloc(sizeof(*trials));
+	enum shard_strategy before;
+	int r;
+
+	if (!trials)
+		return error_oom(err);
+	if ((r = strategy_choose(&run, &t->options, trials, err)) < 0 || (r = choose_products(t, err)) < 0 ||
+	    trials->n == 0)
+		return r;
+	before = t->options.strategy;
+	if ((r = strategy_try(&run, trials, &t->options, err)) < 0)
+		return r;
+	/* The optimizer may have others with another strategy. */
+	return t->options.strategy == before ? 0 : choose_products(t, err);
 }
 
 static int make_trainer(struct training *t, struct error *err)
@@ -616,8 +644,7 @@ static int train(struct training *t, struct error *err)
 	    (r = open_data(t, err)) < 0 || (r = connect_ranks(t, err)) < 0 ||
 	    (r = check_inputs(t, err)) < 0 || (r = saver_find(t->saver, t->dev, t->comm, err)) < 0 ||
 	    (r = choose_precision(t, err)) < 0 || (r = choose_strategy(t, err)) < 0 ||
-	    (r = choose_products(t, err)) < 0 || (r = make_trainer(t, err)) < 0 ||
-	    (r = training_start_weights(t, err)) < 0)
+	    (r = make_trainer(t, err)) < 0 || (r = training_start_weights(t, err)) < 0)
 		return r;
 	if (training_first_rank(t))
 		printf("ready in %.2f s\n", clock_monotonic() - start);

@@ -8,6 +8,7 @@
 #include "../engine/fake_dataset.h"
 #include "base/str.h"
 #include "engine/train/trainer.h"
+#include "engine/train/trial.h"
 #include "kv_store.h"
 #include "unit.h"
 
@@ -24,7 +25,8 @@ struct rank_run {
 	bool loop;
 	int begun, ask_at;
 	int64_t steps;
-	int vocab; /* of a tied embedding; 0: untied */
+	int vocab;  /* of a tied embedding; 0: untied */
+	bool tries; /* first each strategy, in trials */
 };
 
 static bool should_stop(void *context)
@@ -68,6 +70,16 @@ static void *run_rank(void *context)
 	ck_ok(device_create(NULL, &dev, &err), &err);
 	ck_ok(comm_create(dev, &co, &comm, &err), &err);
 	simt_late_streams(1); /* of transfers */
+	for (int s = SHARD_DDP; s <= SHARD_HYBRID && r->tries; s++) {
+		struct train_options o = r->o;
+		double seconds = 0;
+
+		/* Of both ranks: the next one begins only with this rank. */
+		ck_assert_int_eq(simt_nccl_allocated(), 0);
+		o.strategy = (enum shard_strategy)s;
+		ck_ok(trial_run(dev, comm, &c, &o, r->data, r->data, &seconds, &err), &err);
+		ck_assert_double_gt(seconds, 0);
+	}
 	ck_ok(trainer_create(dev, comm, &c, &r->o, r->data, r->data, &t, &err), &err);
 	ck_ok(trainer_load(t, model_init_fill, &init, &err), &err);
 	if (r->loop) {
@@ -147,6 +159,39 @@ START_TEST(the_loop_has_the_same_losses)
 	run_loop(ranks, strategy, 1, DTYPE_F32, SHARD_OFFLOAD_NONE, 2);
 	for (int r = 0; r < 2; r++)
 		ck_assert(ranks[r].steps == 3 && ranks[r].begun == 3);
+}
+END_TEST
+
+/* What they have allocated, and registered with NCCL, is not there any more: the run is as without them. */
+START_TEST(trials_leave_nothing_behind)
+{
+	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(7, 6, 5, 40, true);
+	struct rank_run ranks[2][2];
+
+	if (_i)
+		simt_nccl_windows(1, -1);
+	for (int tries = 0; tries < 2; tries++) {
+		_cleanup_free_ char *directory = unit_tmpdir();
+		pthread_t threads[2];
+
+		for (int r = 0; r < 2; r++) {
+			struct rank_run *run = &ranks[tries][r];
+
+			*run = (struct rank_run){
+			    .directory = directory, .group = "test", .rank = r, .data = data, .tries = tries};
+			train_options_default(&run->o);
+			run->o.max_steps = STEPS;
+			run->o.strategy = SHARD_ZERO3;
+			run->o.shard_degree = 2;
+			pthread_create(&threads[r], NULL, run_rank, run);
+		}
+		for (int r = 0; r < 2; r++)
+			pthread_join(threads[r], NULL);
+		ck_assert(!file_remove_tree(directory, NULL));
+	}
+	for (int step = 0; step < STEPS; step++)
+		ck_assert_double_eq(ranks[0][0].losses[step], ranks[1][0].losses[step]);
+	ck_assert_float_eq(ranks[0][0].weight, ranks[1][0].weight);
 }
 END_TEST
 
@@ -282,6 +327,7 @@ int main(void)
 	tcase_set_timeout(c, 120);
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2);
 	tcase_add_loop_test(c, the_loop_has_the_same_losses, SHARD_DDP, SHARD_HYBRID + 1);
+	tcase_add_loop_test(c, trials_leave_nothing_behind, 0, 2);
 	tcase_add_loop_test(c, rows_of_a_tied_embedding, 0, 4);
 	tcase_add_loop_test(c, gradients_in_bf16, 0, 2);
 	tcase_add_loop_test(c, the_sums_start_with_the_last_gradients, SHARD_DDP, SHARD_HYBRID + 2);

@@ -182,6 +182,8 @@ static const struct {
      "of them; use \"zero3\" or \"hybrid\", or"},
     {ON_RANKS("4", "strategy = \"zero3\"; shard_degree = 2;"), NULL,
      "parallel.shard_degree: has no effect with parallel.strategy = \"zero3\"; leave it out, or use"},
+    {ON_RANKS("4", "strategy = \"zero3\"; trial = \"always\";"), NULL,
+     "parallel.trial: has no effect with parallel.strategy = \"zero3\"; leave it out, or use the"},
     {"task = \"dpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
      "preference = { "
      "reference = \"/r\"; }; lora = { rank = 4; from = \"/a\"; };",

@@ -6,20 +6,6 @@
 
 enum { SECONDS = 60 };
 
-/* Waits until the file of a rank's output has the words. */
-static void await_words(const char *file, const char *words)
-{
-	_cleanup_free_ char *content = NULL;
-
-	/* The time-out of the test case ends this. */
-	while (!content || !strstr(content, words)) {
-		free(steal_pointer(content));
-		usleep(2000);
-		if (file_exists(file))
-			content = worker_read(file);
-	}
-}
-
 /* Starts the run and sends it the signal once it has printed the words; returns its end. */
 static struct worker_call stop_run(const char *name, const char *words, int signal)
 {
@@ -27,7 +13,7 @@ static struct worker_call stop_run(const char *name, const char *words, int sign
 	pid_t pid = worker_start(name, 0, 1);
 	struct worker_call call;
 
-	await_words(file, words);
+	worker_await_words(file, words);
 	kill(pid, signal);
 	call = worker_wait(pid, name, 0);
 	ck_assert_int_eq(call.status, 128 + signal);

@@ -300,6 +300,65 @@ START_TEST(the_strategy_may_be_chosen)
 }
 END_TEST
 
+/* The words between "strategy: " and " (auto: the fastest of". */
+static char *fastest(const char *output)
+{
+	const char *end = strstr(output, " (auto: the fastest of "), *at = end;
+
+	ck_assert_msg(end, "%s", output);
+	while (at > output && at[-1] != ' ')
+		at--;
+	return strndup(at, (size_t)(end - at));
+}
+
+/* Trials leave nothing behind: the run is the one with that strategy. */
+START_TEST(strategies_are_tried)
+{
+	_cleanup_free_ char *tried = NULL, *given = NULL, *never = NULL, *name = NULL, *key = NULL;
+
+	worker_config("tried", "parallel.trial=always", "resources.devices_per_node=2", "output.dir=tried",
+	              "train.recompute=auto");
+	tried = worker_output("tried", 2);
+	expect_line(tried, "strategy: steps are tried with ");
+	name = fastest(tried);
+	expect_words(tried, " ms a step)\nrecompute: none, outputs of 2 kept (auto)\n");
+	key = str_printf("parallel.strategy=%s", name);
+	worker_config("given", key, "resources.devices_per_node=2", "output.dir=given",
+	              "train.recompute=auto");
+	given = worker_output("given", 2);
+	expect_same_steps("tried", "given");
+	worker_config("never", "parallel.trial=never", "resources.devices_per_node=2", "output.dir=never",
+	              "train.max_steps=1");
+	never = worker_output("never", 2);
+	expect_words(never, " (auto: the fastest that fits, as dtrain estimate has it)\n");
+}
+END_TEST
+
+/* By default, where the run is so long that they take a small part of it. */
+START_TEST(a_long_run_tries_strategies)
+{
+	pid_t ranks[2];
+
+	worker_config("long", "resources.devices_per_node=2", "train.max_steps=1000000000",
+	              "train.schedule=constant", "output.tensorboard=false");
+	for (int r = 0; r < 2; r++)
+		ranks[r] = worker_start("long", r, 2);
+	/* Both are in the loop then: a rank that is stopped before it ends at once, which the other would
+	 * miss. */
+	worker_await_words("long.0.out", "\nstep 1/");
+	for (int r = 0; r < 2; r++)
+		kill(ranks[r], SIGTERM);
+	for (int r = 0; r < 2; r++) {
+		struct worker_call call = worker_wait(ranks[r], "long", r);
+
+		ck_assert_int_eq(call.status, 128 + SIGTERM);
+		if (r == 0)
+			expect_words(call.output, "(auto: the fastest of ");
+		worker_release(&call);
+	}
+}
+END_TEST
+
 /* As many rows in a step where a run has fewer nodes than it may have. */
 START_TEST(fewer_nodes_make_more_micro_steps)
 {
@@ -439,6 +498,8 @@ int main(void)
 	tcase_add_test(t, ranks_with_other_files_are_refused);
 	tcase_add_test(t, the_data_of_the_ranks_are_named);
 	tcase_add_test(t, the_strategy_may_be_chosen);
+	tcase_add_test(t, strategies_are_tried);
+	tcase_add_test(t, a_long_run_tries_strategies);
 	tcase_add_test(t, fewer_nodes_make_more_micro_steps);
 	tcase_add_test(t, warnings_of_a_run);
 	tcase_add_test(t, what_is_held_out_is_counted);

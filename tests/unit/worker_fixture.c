@@ -99,6 +99,8 @@ void worker_setup(void)
 	setenv("OMP_NUM_THREADS", "1", 1);
 	setenv("DTRAIN_NODE", "n1", 1);
 	dir = unit_tmpdir();
+	/* Rates that this user has measured would change what "auto" chooses. */
+	setenv("XDG_CACHE_HOME", dir, 1);
 	ck_assert_int_eq(chdir(dir), 0);
 	worker_file("text.txt", text);
 }
@@ -251,6 +253,19 @@ void worker_release(struct worker_call *call)
 {
 	free(call->output);
 	free(call->errors);
+}
+
+void worker_await_words(const char *file, const char *words)
+{
+	_cleanup_free_ char *content = NULL;
+
+	/* The time-out of the test case ends this. */
+	while (!content || !strstr(content, words)) {
+		free(steal_pointer(content));
+		usleep(2000);
+		if (file_exists(file))
+			content = worker_read(file);
+	}
 }
 
 char *worker_output(const char *name, int ranks)

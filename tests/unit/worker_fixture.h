@@ -41,6 +41,8 @@ struct worker_call worker_wait(pid_t pid, const char *name, int rank);
 struct worker_call worker_run(const char *name); /* one rank, to its end */
 void worker_run_ranks(const char *name, struct worker_call *calls, int ranks);
 void worker_release(struct worker_call *call);
+/* Until the file has the words: NAME.RANK.out is what a rank writes to stdout. */
+void worker_await_words(const char *file, const char *words);
 /* The same, which have to end well; what rank 0 writes to stdout. Owned by the caller. */
 char *worker_output(const char *name, int ranks);
 /* Writes the configuration and runs it with one rank, as worker_output. */

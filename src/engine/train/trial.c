@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Steps of a plan, for the time that they take. */
+#include "engine/train/trial.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/checkpoint/ranks.h"
+#include "engine/train/internal.h"
+
+enum { PIECE = 1 << 20 };
+#define RATE 1e-9
+
+/* Matrices in 4 bits stay zero: they are quantized whole, which takes longer than the steps. */
+static bool is_filled(const struct trainer *t, const struct model_parameter *p)
+{
+	return !t->plan->shard->unit[p->unit].packed;
+}
+
+/* Of a standard deviation of 0.02, as the weights of most models begin. They have to differ, because a GPU
+ * multiplies zeros faster than other values; each piece has the same ones. */
+static void fill_piece(float *piece, int64_t n)
+{
+	uint32_t x = 1;
+
+	for (int64_t i = 0; i < n; i++) {
+		x = x * 1664525 + 1013904223;
+		piece[i] = ((float)(x >> 8) / (1 << 24) - 0.5F) * 0.07F;
+	}
+}
+
+static int fill(struct trainer *t, float *values, float *starts, struct error *err)
+{
+	const struct model_layout *layout = trainer_layout(t);
+	int r = 0;
+
+	fill_piece(values, PIECE);
+	for (int i = 0; i < layout->parameters && r == 0; i++) {
+		const struct model_parameter *p = &layout->parameter[i];
+		int64_t first, held = is_filled(t, p) ? trainer_held(t, p, &first) : 0, n;
+		float start = p->part == PART_MAGNITUDE ? 1 : p->start;
+
+		for (int64_t at = 0; at < MIN(held, PIECE) && !p->matrix; at++)
+			starts[at] = start;
+		for (int64_t at = 0; at < held && r == 0; at += n) {
+			n = MIN(held - at, PIECE);
+			r = trainer_write(t, STATE_WEIGHTS, p, first + at, n, p->matrix ? values : starts,
+			                  err);
+		}
+	}
+	return r < 0 ? r : trainer_set_step(t, 0, err);
+}
+
+static int compare(const void *a, const void *b)
+{
+	const double *x = a, *y = b;
+
+	return (*x > *y) - (*x < *y);
+}
+
+/* The median of n steps, behind those that fill caches. */
+static int run_steps(struct trainer *t, const struct ranks *ranks, double *seconds, struct error *err)
+{
+	double each[TRIAL_STEPS_MOST];
+	struct train_log log;
+	int64_t n = 0;
+	int r;
+
+	for (int i = 0; i < TRIAL_WARM; i++)
+		if ((r = trainer_run_step(t, &log, err)) < 0)
+			return r;
+	n = (int64_t)MIN(ceil(TRIAL_SECONDS / MAX(log.step_seconds, 1e-9)), TRIAL_STEPS_MOST);
+	n = MAX(n, TRIAL_STEPS);
+	if ((r = ranks_broadcast(ranks, NULL, &n, sizeof(n), 0, err)) < 0)
+		return r;
+	for (int64_t i = 0; i < n; i++) {
+		if ((r = trainer_run_step_ahead(t, i + 1 < n, &log, err)) < 0)
+			return r;
+		each[i] = log.step_seconds;
+	}
+	qsort(each, (size_t)n, sizeof(*each), compare);
+	*seconds = each[n / 2];
+	return ranks_broadcast(ranks, NULL, seconds, sizeof(*seconds), 0, err);
+}
+
+static int await_others(struct comm *comm, struct error *err)
+{
+	int r = comm_wait(comm, comm_barrier(comm), err);
+
+	return r < 0 ? r : comm_flush(comm, err);
+}
+
+/* comm: the trainer's own, whose memory is freed with it. */
+static int run_trainer(struct device *dev, struct comm *comm, const struct model_config *c,
+                       const struct train_options *o, const struct dataset *train, const struct dataset *eval,
+                       double *seconds, struct error *err)
+{
+	_cleanup_(trainer_freep) struct trainer *t = NULL;
+	_cleanup_free_ float *values = malloc(PIECE * sizeof(*values)),
+	                     *starts = malloc(PIECE * sizeof(*starts));
+	int r;
+
+	if (!values || !starts)
+		return error_oom(err);
+	if ((r = trainer_create(dev, comm, c, o, train, eval, &t, err)) < 0 ||
+	    (r = fill(t, values, starts, err)) < 0 ||
+	    (r = run_steps(t, &(struct ranks){dev, comm, NULL}, seconds, err)) < 0 ||
+	    (r = shard_settle(t->plan->shard, err)) < 0)
+		return r;
+	/* Others may still read this rank's memory. */
+	return await_others(comm, err);
+}
+
+int trial_run(struct device *dev, struct comm *comm, const struct model_config *c,
+              const struct train_options *options, const struct dataset *train, const struct dataset *eval,
+              double *seconds, struct error *err)
+{
+	struct train_options o = *options;
+	struct comm *own = NULL;
+	int r;
+
+	o.max_steps = TRIAL_WARM + TRIAL_STEPS_MOST;
+	o.save_steps = o.eval_steps = 0;
+	/* A step that overflows would be skipped, and take less time; weights that grow could end the run. */
+	o.scaler.fixed = 1;
+	o.learning_rate = RATE;
+	o.min_learning_rate = 0;
+	o.embedding_rate = MIN(o.embedding_rate, RATE);
+	if ((r = comm_split(comm, 0, comm_rank(comm), &own, err)) < 0)
+		return r;
+	r = run_trainer(dev, own, c, &o, train, eval, seconds, err);
+	comm_destroy(own);
+	/* Memory that other ranks have had access to is free once they, too, have ended that. */
+	return r < 0 ? r : await_others(comm, err);
+}
