@@ -202,7 +202,7 @@ static const struct key run_key_list[] = {
      "what of the model each rank holds; auto: the fastest that fits into memory"},
     {"parallel", "trial", KEY_CHOICE, F(parallel.trial), "auto", 0, 0, "auto|always|never",
      "with strategy auto: first run steps of each strategy that is predicted to be about as fast; auto: "
-     "where that takes at most a fiftieth of the run"},
+     "where that takes at most a hundredth of the run"},
     {"parallel", "shard_degree", KEY_INT, F(parallel.shard_degree), "0", 0, 1e6, NULL,
      "hybrid: ranks that share one copy of the model; 0: those of a node"},
     {"parallel", "prefetch", KEY_INT, F(parallel.prefetch), "1", 0, 15, NULL,

@@ -16,7 +16,7 @@
 /* The ratio of two strategies' times is rarely further from the predicted one than this. */
 #define WITHIN 1.2
 /* Trials take at most this part of the run's predicted time. */
-#define TRIALS_PART 0.02
+#define TRIALS_PART 0.01
 /* Seconds of a trial beside its steps; for each rank to which communicators are made; for each parameter that
  * a rank writes. */
 #define TRIAL_SET_UP  0.5
