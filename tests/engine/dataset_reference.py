@@ -304,6 +304,12 @@ def history_file(path, records):
     return out
 
 
+# Several thoughts in an answer, one in another, and one that does not begin or does not end.
+ODD_THOUGHTS = ["<think>\nT\n</think>\n\nA<think>\nU\n</think>\n\nB", "A<think>\nT\n</think>\n\nB<think>\nU\n</think>\n\n",
+                "<think>\nT<think>\nU\n</think>\n\nA", "A\n</think>\n\nB<think>\nT\n</think>\n\nC", "<think>\nT\n</think>\n\nA<think>\nU",
+                "A\n</think>\n\nB\n</think>\n\nC", "<think></think>A<think>T</think>B", "\n\nA"]
+
+
 def chat_templates(program, directory, names, tmp):
     """The Jinja source that is saved with a model gives the ids that it was trained with."""
     from transformers import AutoTokenizer
@@ -315,7 +321,8 @@ def chat_templates(program, directory, names, tmp):
               ("assistant", "Gut, ß und 日本.")],
              [("system", "S"), ("user", "U"), ("assistant", "A"), ("tool", '{"T": 1}'), ("assistant", "A")],
              [("user", "U"), ("assistant", "W<think>\nT\n</think>\n\nA"), ("user", "V"), ("assistant", "<think>\nT\n</think>\n\nB")],
-             [("user", "U"), ("assistant", "<think>\nT\n</think>\n\n\nA"), ("user", "V"), ("assistant", "B")]]
+             [("user", "U"), ("assistant", "<think>\nT\n</think>\n\n\nA"), ("user", "V"), ("assistant", "B")],
+             *([("user", "U"), ("assistant", odd), ("user", "V"), ("assistant", odd)] for odd in ODD_THOUGHTS)]
     chats = [[{"role": r, "content": c} for r, c in chat] for chat in chats]
     with open(data, "w") as f:
         for chat in chats:
@@ -343,8 +350,8 @@ def chat_templates(program, directory, names, tmp):
                 if text != want:
                     raise SystemExit("%s %s %s: the saved chat template gives\n  %r\n  instead of\n  %r" %
                                      (directory, name, flags, text, want))
-                # Only where a turn ends with a space does a token cross its end, when all text is tokenized at once.
-                if ids != row["ids"] and name not in ("breeze", "ernie_nothink"):
+                # Only where a turn ends with a space, or an answer begins with line breaks, does a token cross its end, when all text is tokenized at once.
+                if ids != row["ids"] and name not in ("breeze", "ernie_nothink") and not chat[-1]["content"].startswith("\n"):
                     raise SystemExit("%s %s %s: other ids by the saved chat template" % (directory, name, flags))
             done += 1
     print("ok %-70s %5d" % (os.path.basename(directory) + " saved chat templates", done))

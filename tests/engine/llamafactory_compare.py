@@ -88,7 +88,7 @@ def call(r, reasoning):
 
 
 def answer(r, reasoning):
-    return thought(r, reasoning, 0.4) + text(r)
+    return r.choice(("", "", "\n")) + "".join(thought(r, reasoning, 0.4) + text(r) for _ in range(r.choice((1, 1, 2))))
 
 
 def alpaca(r, can, reasoning):

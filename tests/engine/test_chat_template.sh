@@ -53,7 +53,7 @@ run thinks || { cat "$tmp/thinks.log"; fail "thinks"; }
 sft last "$tmp/last" 1 '"template": "qwen3", "mask_history": true'
 run last || { cat "$tmp/last.log"; fail "last"; }
 ! grep -q 'loop.last' "$tmp/thinks/chat_template.jinja" || fail "all answers have thoughts in the training"
-grep -q 'if not loop.last and' "$tmp/last/chat_template.jinja" || fail "the last answer alone has thoughts in the training"
+grep -q 'if not loop.last -' "$tmp/last/chat_template.jinja" || fail "the last answer alone has thoughts in the training"
 # Other programs end an answer by generation_config.json.
 ends() { tr -d ' \n' <"$1/generation_config.json" | grep -oE '"eos_token_id":(\[[0-9,]*\]|[0-9]+)'; }
 [ "$(ends "$tmp/chatml")" = '"eos_token_id":2' ] || fail "chatml ends with $(ends "$tmp/chatml")"

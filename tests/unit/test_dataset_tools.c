@@ -191,8 +191,7 @@ START_TEST(test_thoughts)
 	    /* One that does not end is none. */
 	    {true, "<think>\\nt", "gpt", "<think>b",
 	     USER("u") ANSWER("<think>\nt") USER("v") ANSWER("<think>b") "|"},
-	    {true, "\\n\\na", "gpt", "b</think>",
-	     USER("u") ANSWER("\n\na") USER("v") ANSWER("b</think>") "|"},
+	    {true, "\\n\\na", "gpt", "b</think>", USER("u") ANSWER("a") USER("v") ANSWER("b</think>") "|"},
 	    {false, "a", "function_call",
 	     "<think>\\nt\\n</think>\\n\\n{\\\"name\\\":\\\"f\\\",\\\"arguments\\\":{}}",
 	     USER("u") ANSWER(NO_THOUGHT "a") USER("v")

@@ -98,15 +98,14 @@ static const char *find_text(struct text in, struct text what)
 	return memmem(in.data, in.len, what.data, what.len);
 }
 
-/* The text without the thought and the words around it; b owns the new text. */
+/* The text without its thoughts and the words around them, nor line breaks at its beginning; b owns the new
+ * text. */
 static struct text drop_thoughts(const struct template *t, struct text content, struct strbuf *b)
 {
 	const char *open = template_thought(t)[0], *close = template_thought(t)[1];
 	struct text rest = content;
 	const char *from, *to;
 
-	if (!find_text(content, (struct text){open, strlen(open)}))
-		return content;
 	while ((from = find_text(rest, (struct text){open, strlen(open)}))) {
 		struct text inner = {from + strlen(open), rest.data + rest.len - from - strlen(open)};
 

@@ -138,21 +138,32 @@ static void add_user(struct strbuf *out, const struct template *t, const struct 
 	strbuf_adds(out, " -}}\n");
 }
 
-/* An earlier answer without the thought and the words around it. */
-static void drop_thought(struct strbuf *out, const struct template *t)
+/* An earlier answer without its thoughts and the words around them: of each part that ends with the closing
+ * word, what precedes the opening one. A part without an opening word is no thought. */
+static void drop_thoughts(struct strbuf *out, const struct template *t)
 {
 	const char *open = template_thought(t)[0], *close = template_thought(t)[1];
 
-	strbuf_adds(out, "        {%- if not loop.last and ");
-	add_text(out, open);
-	strbuf_adds(out, " in content and ");
+	strbuf_adds(out, "        {%- if not loop.last -%}\n"
+	                 "            {%- set kept = namespace(text='') -%}\n"
+	                 "            {%- for part in content.split(");
 	add_text(out, close);
-	strbuf_adds(out, " in content -%}\n"
-	                 "            {%- set content = (content.split(");
+	strbuf_adds(out, ") -%}\n"
+	                 "                {%- if loop.last -%}\n"
+	                 "                    {%- set kept.text = kept.text + part -%}\n"
+	                 "                {%- elif ");
 	add_text(out, open);
-	strbuf_adds(out, ")[0] + content.split(");
+	strbuf_adds(out, " in part -%}\n"
+	                 "                    {%- set kept.text = kept.text + part.split(");
+	add_text(out, open);
+	strbuf_adds(out, ")[0] -%}\n"
+	                 "                {%- else -%}\n"
+	                 "                    {%- set kept.text = kept.text + part + ");
 	add_text(out, close);
-	strbuf_adds(out, ")[-1]).lstrip('\\n') -%}\n"
+	strbuf_adds(out, " -%}\n"
+	                 "                {%- endif -%}\n"
+	                 "            {%- endfor -%}\n"
+	                 "            {%- set content = kept.text.lstrip('\\n') -%}\n"
 	                 "        {%- endif -%}\n");
 }
 
@@ -193,7 +204,7 @@ static void add_assistant(struct strbuf *out, const struct template *t, const st
 	            "-}}\n"
 	            "        {%- endif -%}\n");
 	if (t->reasoning && o->without_thoughts)
-		drop_thought(out, t);
+		drop_thoughts(out, t);
 	if (t->reasoning)
 		add_empty_thought(out, t, o->without_thoughts);
 	strbuf_adds(out, "        {{- ");

@@ -18,7 +18,7 @@
 #define CONTENT_MAX (64 << 20)
 #define CONTENT_END (1 << 20)
 /* Raised when the rules of encoding change, so that older caches are not taken. */
-#define RULES_VERSION 7
+#define RULES_VERSION 8
 
 struct dataset {
 	char *path;
