@@ -41,8 +41,8 @@ struct dataset_options {
 	const char *tool_prompt;
 	int max_length; /* tokens of a row at most (LLaMA-Factory's cutoff_len) */
 	bool packing;
-	/* Packed documents see each other, as in LLaMA-Factory without neat_packing; by default they do
-	 * not. */
+	/* Packed documents see each other, and positions run on over the row; by default neither. (Those of
+	 * LLaMA-Factory without neat_packing see each other, but the positions of each begin at 0.) */
 	bool cross_documents;
 	bool train_on_prompt, mask_history, efficient_eos;
 	/* The column margin of pairs is read, whatever their format; else it may hold anything. */
