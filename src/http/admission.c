@@ -38,11 +38,6 @@ enum {
 /* What a handshake is taken to last before one has ended, and at least and at most. */
 static const double FIRST_SECONDS = 0.06, LEAST_SECONDS = 0.005, MOST_SECONDS = 0.25;
 
-static void pump_soon(struct http_listener *l)
-{
-	sd_event_source_set_enabled(l->resumed, SD_EVENT_ONESHOT);
-}
-
 /* Bytes that have come and were not read. */
 static int unread(int fd)
 {
@@ -87,7 +82,7 @@ static int on_first(sd_event_source *source, int fd, uint32_t revents, void *use
 		return 0;
 	}
 	http_connection_enqueue(c);
-	pump_soon(l);
+	http_turn_soon(l);
 	return 0;
 }
 
@@ -124,7 +119,7 @@ static int on_acceptable(sd_event_source *source, int listening, uint32_t revent
 	/* The end of a connection turns it on again, as does http_accept_again. */
 	if (l->starved || l->connection_count >= http_connection_limit(l))
 		sd_event_source_set_enabled(source, SD_EVENT_OFF);
-	pump_soon(l);
+	http_turn_soon(l);
 	return 0;
 }
 

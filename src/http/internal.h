@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by server.c, admission.c, connections.c, peers.c and request.c: server.c calls the others, they do
- * not call it; admission.c calls connections.c. */
+/* Shared by server.c, admission.c, connections.c, peers.c, request.c and turns.c: server.c calls the others,
+ * they do not call it; turns.c calls admission.c, which calls connections.c. */
 #pragma once
 
 #include <gnutls/gnutls.h>
@@ -91,13 +91,15 @@ struct http_listener {
 	size_t places;                       /* handshakes that are worked on */
 	double handshake_seconds;            /* how long one takes, of late */
 	struct http_connection *admitted;    /* which is being given to MHD */
-	bool starved;       /* descriptors or memory did not suffice for another connection */
-	unsigned fruitless; /* turns of MHD without an event, since something has last come of one */
-	bool delayed;       /* events wait for the timer */
+	bool starved; /* descriptors or memory did not suffice for another connection */
 	bool head_timer_set;
-	uint64_t wake; /* when `timer` fires: monotonic, microseconds; UINT64_MAX: it is off */
-	sd_event_source *accept, *io, *timer, *head_timer;
-	sd_event_source *resumed; /* MHD does not look for these by itself */
+	sd_event_source *accept, *head_timer;
+	/* The turns of MHD: */
+	unsigned fruitless; /* those without an event, since something has last come of one */
+	bool delayed;       /* events wait for the timer */
+	uint64_t wake;      /* when `timer` fires: monotonic, microseconds; UINT64_MAX: it is off */
+	sd_event_source *io, *timer;
+	sd_event_source *resumed; /* MHD does not look for these by itself; see http_turn_soon */
 };
 
 struct http_stream {
@@ -137,6 +139,17 @@ struct http_request {
  * *peer is kept with the connection, and says which one. */
 int http_peer_check(struct http_server *s, gnutls_session_t session, struct http_peer *peer);
 void http_peer_release(struct http_peer *peer);
+
+/* turns.c: MHD runs in turns: after events, when its time-outs are due, and after http_turn_soon. The
+ * listener's daemon has been started. Where it fails, the caller ends the turns. */
+int http_turns_begin(struct http_listener *l, struct error *err);
+void http_turns_end(struct http_listener *l); /* also of turns that have not begun; before the daemon stops */
+/* MHD runs in the next turn of the event loop, since a connection was resumed, or accepted. */
+static inline void http_turn_soon(struct http_listener *l)
+{
+	if (l->resumed)
+		sd_event_source_set_enabled(l->resumed, SD_EVENT_ONESHOT);
+}
 
 /* request.c, for server.c */
 void http_request_refuse(struct http_request *r, int status, const char *code, const char *fmt, ...)

@@ -193,7 +193,7 @@ void http_request_resume(struct http_request *r)
 	r->suspended = false;
 	r->hangup = sd_event_source_disable_unref(r->hangup);
 	MHD_resume_connection(r->connection);
-	sd_event_source_set_enabled(r->listener->resumed, SD_EVENT_ONESHOT);
+	http_turn_soon(r->listener);
 }
 
 /* len: of what is in memory as a whole. */

@@ -97,17 +97,17 @@ int http_accept_begin(struct http_listener *l, struct error *err)
 	return 0;
 }
 
-void http_accept_again(struct http_listener *l)
-{
-}
-
 void http_accept_end(struct http_listener *l)
 {
 }
 
-size_t http_admit(struct http_listener *l)
+int http_turns_begin(struct http_listener *l, struct error *err)
 {
 	return 0;
+}
+
+void http_turns_end(struct http_listener *l)
+{
 }
 
 void http_connections_close(struct http_listener *l)
