@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The model families: a row of a table for each model_type of a config.json, with where it differs from
- * llama, and with what transformers takes where a key is absent. model_config.c reads a config by its row,
+ * llama, and with what transformers takes where a key is absent. config_read.c reads a config by its row,
  * and everything else asks the struct model_config that comes of it.
  */
 #pragma once

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a Hugging Face config.json says about a decoder-only transformer, as numbers. One table
- * (model_config.c) lists the families and where they differ; the rest of the engine asks the struct, never
- * the family's name.
+ * What a Hugging Face config.json says about a decoder-only transformer, as numbers. One table (families.c)
+ * lists the families and where they differ, and config_read.c reads a file by it; the rest of the engine asks
+ * the struct, never the family's name.
  */
 #pragma once
 
@@ -45,6 +45,16 @@ enum model_activation { MODEL_SILU, MODEL_GELU_TANH };
 struct model_layers {
 	uint64_t bits[MODEL_LAYERS_MAX / 64];
 };
+
+static inline void model_layers_add(struct model_layers *set, int layer)
+{
+	set->bits[layer / 64] |= (uint64_t)1 << layer % 64;
+}
+
+static inline bool model_layers_has(const struct model_layers *set, int layer)
+{
+	return set->bits[layer / 64] >> layer % 64 & 1;
+}
 
 /* Plain data, owns nothing. */
 struct model_config {
