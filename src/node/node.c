@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The node: its slots and attempts, which of them are found again after a restart, and what is reported of
- * them. */
+/* The node: its slots and attempts, what may be started and what is stopped, and what is reported of them. */
 #include "node/node.h"
 
 #include <errno.h>
@@ -13,6 +12,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/str.h"
+#include "node/adopt.h"
 #include "node/attempt.h"
 #include "node/attempt_files.h"
 #include "node/attempts.h"
@@ -139,70 +139,8 @@ static void on_changed(void *context, struct attempt *attempt)
 		forget(node, oldest);
 }
 
-/* Whether this error says nothing about the attempt, whose ranks may be running. */
-static bool says_nothing(int code)
-{
-	return code == -EHOSTUNREACH || code == -ENOMEM || code == -EMFILE || code == -ENFILE || code == -EIO;
-}
-
-static int adopt_all(struct node *node, struct error *err)
-{
-	struct dirent **list;
-	int n = scandir(node->attempts_dir, &list, NULL, versionsort), r = 0;
-
-	if (n < 0)
-		return error_errno(err, -errno, "cannot read %s", node->attempts_dir);
-	for (int i = 0; i < n; i++) {
-		_cleanup_free_ char *dir = str_path_join(node->attempts_dir, list[i]->d_name);
-		struct error why = ERROR_INIT;
-		struct attempt *attempt;
-
-		if (r == 0 && !dir)
-			r = error_oom(err);
-		if (list[i]->d_name[0] != '.' && r == 0) {
-			int code = attempt_adopt(&node->owner, dir, &attempt, &why);
-
-			if (code == 0) {
-				r = attempts_add(node->attempts, attempt, 0, err);
-				if (r < 0)
-					attempt_free(attempt);
-			} else if (says_nothing(code)) {
-				r = error_set(err, code, "%s: %s", dir, why.message);
-			} else {
-				/* Half made when dtraind was killed: nothing can run there yet. */
-				log_warn("%s is left out: %s", dir, why.message);
-				file_remove_tree(dir, NULL);
-			}
-		}
-		free(list[i]);
-	}
-	free(list);
-	return r;
-}
-
 static int begin(void *context, struct request **request, const struct request_place *place,
                  const struct run_user *user, struct error *err);
-
-/* A record of a start without the attempt that it is of. */
-static int adopt_record(void *context, struct request *request, struct error *err)
-{
-	_cleanup_(request_freep) struct request *q = request;
-	struct node *node = context;
-	_cleanup_free_ char *dir =
-	    str_printf("%s/%lld.%lld", node->attempts_dir, (long long)q->run, (long long)q->attempt);
-	struct attempt *attempt;
-	int r;
-
-	if (attempts_find(node->attempts, q->run, q->attempt))
-		return 0;
-	if (!dir)
-		return error_oom(err);
-	r = attempt_lost(&node->owner, dir, q, &attempt, err);
-	if (r < 0)
-		return r;
-	q = NULL;
-	return attempts_add(node->attempts, attempt, 0, err);
-}
 
 DEFINE_CLEANUP(struct node *, node_destroy)
 
@@ -267,8 +205,9 @@ int node_create(sd_event *event, const struct daemon_config *config, const char 
 	    (r = started_make_directory(config->state_dir, err)) < 0 ||
 	    (r = lease_create(event, config->runtime_dir, on_lease_ending, node, &node->lease, err)) < 0 ||
 	    (r = clusters_open(event, config->state_dir, config->log_dir, &node->clusters, err)) < 0 ||
-	    (r = tmp_dirs_open(event, config, &node->tmp_dirs, err)) < 0 || (r = adopt_all(node, err)) < 0 ||
-	    (r = started_each(config->state_dir, adopt_record, node, err)) < 0)
+	    (r = tmp_dirs_open(event, config, &node->tmp_dirs, err)) < 0 ||
+	    (r = adopt_attempts(&node->owner, node->attempts_dir, config->state_dir, node->attempts, err)) <
+	        0)
 		return r;
 	tmp_dirs_sweep(node->tmp_dirs, is_known, node);
 	units_adopted(node->units);
