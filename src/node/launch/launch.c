@@ -15,7 +15,6 @@
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/cleanup.h"
@@ -27,7 +26,7 @@
 #include "node/launch/client.h"
 #include "node/launch/launch.h"
 #include "node/launch/lease_watch.h"
-#include "node/launch/processes.h"
+#include "node/launch/ranks.h"
 #include "node/launch/session.h"
 #include "node/launch/start_record.h"
 #include "node/launch/tmp_dir.h"
@@ -36,235 +35,18 @@
 enum { EVENT_LISTEN, EVENT_SIGNAL, EVENT_TIMER, EVENT_CLIENT, EVENT_LEASE, EVENT_RANK };
 enum { EVENTS_MAX = 1024 };
 
-/* How long until another look for what SIGKILL has not ended yet, and until it is worth a word. */
-static const double KILL_AGAIN = 0.05, KILL_REMARK = 5.0;
-/* So long the end waits for the removal of temporary files; after that the service removes what is left. */
-static const double REMOVE_SECONDS = 10.0;
-
 struct launch {
 	struct launch_description description;
-	struct launch_user user;
-	struct launch_rank *ranks;
-	size_t rank_count;
-	int epoll_fd, signal_fd, timer_fd, listen_fd;
+	struct launch_ranks ranks;
+	int epoll_fd, signal_fd, listen_fd;
 	struct launch_client client;
 	struct lease_watch lease;
 	bool dirty;      /* the client has not got the newest state */
-	bool saving;     /* the save signal was sent, */
-	bool stopping;   /* and TERM */
-	bool rest_told;  /* also to what the ranks left when they ended by it */
-	bool killing;    /* KILL was sent; again until nothing is left */
-	bool removed;    /* the removal of temporary files was begun */
-	pid_t remover;   /* the process that does it; 0: none */
-	bool ended;      /* nothing is left */
-	bool finished;   /* and it is on record: we may go */
+	bool finished;   /* the end is on record: we may go */
 	bool terminated; /* SIGTERM was sent to this process: no service may be left to acknowledge the end */
 	bool lease_ended;        /* the ranks were stopped for that */
-	double term_at, kill_at; /* monotonic */
-	double killed_since;
-	char remark[128];
-	/* The OOM killer's count when the ranks were started: that of our control group in this file, or,
-	 * where there is none, that of the machine. */
-	char *oom_file;
-	int64_t oom_kills;
 	struct session *session; /* NULL: none */
 };
-
-static void set_timer(struct launch *l, double seconds)
-{
-	struct itimerspec spec = {0};
-
-	seconds = MAX(seconds, 1e-6);
-	spec.it_value.tv_sec = (time_t)seconds;
-	spec.it_value.tv_nsec = (long)((seconds - spec.it_value.tv_sec) * 1e9);
-	timerfd_settime(l->timer_fd, 0, &spec, NULL);
-}
-
-static bool all_exited(const struct launch *l)
-{
-	for (size_t i = 0; i < l->rank_count; i++)
-		if (l->ranks[i].state != RANK_EXITED)
-			return false;
-	return true;
-}
-
-/* KILL to all that is below us. A rank is a child until it is reaped, so no pid can be another's. */
-static void kill_all(struct launch *l)
-{
-	pid_t first = 0;
-	int alive = processes_signal_descendants(getpid(), SIGKILL, &first);
-	char name[100];
-
-	if (!l->killing)
-		l->killed_since = clock_monotonic();
-	l->killing = true;
-	if (alive > 0 && clock_monotonic() - l->killed_since > KILL_REMARK && !l->remark[0]) {
-		snprintf(l->remark, sizeof l->remark, "%s does not die",
-		         processes_describe(first, name, sizeof name));
-		str_make_utf8(l->remark); /* a process may give itself any name */
-		l->dirty = true;
-	}
-	set_timer(l, KILL_AGAIN);
-}
-
-static int64_t count_oom_kills(const struct launch *l)
-{
-	return l->oom_file ? cgroup_oom_kills(l->oom_file) : processes_oom_kills();
-}
-
-static void take_exit(struct launch *l, struct launch_rank *rank, int status)
-{
-	/* In the group of the attempt it struck this attempt, if not always the rank itself. */
-	bool failed = !WIFEXITED(status) || WEXITSTATUS(status) != 0;
-	bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-	bool oom = (l->oom_file ? failed : killed) && count_oom_kills(l) > l->oom_kills;
-
-	launch_rank_exited(rank, &l->user, status,
-	                   l->killing    ? SIGKILL
-	                   : l->stopping ? SIGTERM
-	                   : l->saving   ? (int)l->description.save_signal
-	                                 : 0,
-	                   oom);
-	l->dirty = true;
-}
-
-static void reap_rank(struct launch *l, struct launch_rank *rank)
-{
-	int status;
-
-	if (rank->pid > 0 && rank->state != RANK_EXITED && waitpid(rank->pid, &status, WNOHANG) == rank->pid)
-		take_exit(l, rank, status);
-}
-
-/* What has ended by now ended by itself. */
-static void reap_ranks(struct launch *l)
-{
-	for (size_t i = 0; i < l->rank_count; i++)
-		reap_rank(l, &l->ranks[i]);
-}
-
-static bool is_alive(const struct launch_rank *rank)
-{
-	return rank->pid > 0 && rank->state != RANK_EXITED;
-}
-
-/* To the process of each rank alone: others that it has started, such as those that load data, would end by
- * it. */
-static void ask_to_save(struct launch *l)
-{
-	reap_ranks(l);
-	l->saving = l->dirty = true;
-	for (size_t i = 0; i < l->rank_count; i++)
-		if (is_alive(&l->ranks[i]))
-			kill(l->ranks[i].pid, (int)l->description.save_signal);
-}
-
-static void terminate(struct launch *l)
-{
-	if (!l->saving)
-		reap_ranks(l);
-	l->stopping = l->dirty = true;
-	for (size_t i = 0; i < l->rank_count; i++)
-		if (is_alive(&l->ranks[i])) {
-			l->ranks[i].terminated = true;
-			/* The session may not be there yet between fork and setsid. */
-			if (kill(-l->ranks[i].pid, SIGTERM) < 0)
-				kill(l->ranks[i].pid, SIGTERM);
-			kill(-l->ranks[i].pid, SIGCONT);
-		}
-}
-
-/* The save signal, after `save` seconds TERM, and after `grace` more KILL. A second stop can only bring them
- * forward. */
-static void stop(struct launch *l, double save, double grace)
-{
-	double now = clock_monotonic(), term_at = now, kill_at;
-
-	if (l->killing || l->ended || l->remover)
-		return;
-	if (l->description.save_signal > 0)
-		term_at += MAX(save, 0.0);
-	kill_at = term_at + MAX(grace, 0.0);
-	l->term_at = l->saving ? MIN(l->term_at, term_at) : term_at;
-	l->kill_at = l->saving || l->stopping ? MIN(l->kill_at, kill_at) : kill_at;
-	if (!l->stopping && !l->saving && term_at > now)
-		ask_to_save(l);
-	if (!l->stopping && l->term_at <= now)
-		terminate(l);
-	set_timer(l, (l->stopping ? l->kill_at : l->term_at) - now);
-}
-
-/* No process is left that could write there. */
-static void finish(struct launch *l)
-{
-	if (!l->removed && l->description.tmp_dir) {
-		l->removed = true;
-		l->remover = tmp_dir_remove(l->description.tmp_dir, l->user.uid);
-	}
-	if (l->remover)
-		set_timer(l, REMOVE_SECONDS);
-	else
-		l->ended = l->dirty = true;
-}
-
-static bool was_terminated(void *launch, pid_t group)
-{
-	const struct launch *l = launch;
-
-	for (size_t i = 0; i < l->rank_count; i++)
-		if (l->ranks[i].pid == group && l->ranks[i].terminated)
-			return true;
-	return false;
-}
-
-/* A script that starts its program without exec ends by the signal, and the program may be saving: what the
- * ranks of a stop leave has the rest of the grace. TERM comes once, since a program could take a second one
- * for an order to hurry. */
-static bool has_grace(struct launch *l)
-{
-	double now = clock_monotonic();
-
-	if (l->killing || (!l->saving && !l->stopping))
-		return false;
-	if (!l->stopping) {
-		l->kill_at -= MAX(l->term_at - now, 0.0);
-		l->term_at = now;
-		terminate(l);
-	}
-	if (now >= l->kill_at)
-		return false;
-	if (!l->rest_told)
-		processes_terminate_descendants(getpid(), was_terminated, l);
-	l->rest_told = true;
-	set_timer(l, l->kill_at - now);
-	return true;
-}
-
-/* Everything that has ended; and once the ranks have, the end of the rest. */
-static void reap(struct launch *l)
-{
-	int status;
-	pid_t pid;
-
-	while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-		if (pid == l->remover)
-			l->remover = 0;
-		for (size_t i = 0; i < l->rank_count; i++)
-			if (l->ranks[i].pid == pid && l->ranks[i].state != RANK_EXITED)
-				take_exit(l, &l->ranks[i], status);
-	}
-	if (l->remover)
-		return;
-	if (l->ended || !all_exited(l)) {
-		if (l->killing)
-			kill_all(l);
-		return;
-	}
-	if (pid < 0 && errno == ECHILD)
-		finish(l);
-	else if (!has_grace(l))
-		kill_all(l);
-}
 
 static void take_signals(struct launch *l)
 {
@@ -274,30 +56,9 @@ static void take_signals(struct launch *l)
 		if (info.ssi_signo == SIGCHLD)
 			continue;
 		l->terminated = l->dirty = true;
-		stop(l, l->description.save, l->description.grace);
+		launch_ranks_stop(&l->ranks, l->description.save, l->description.grace);
 	}
-	reap(l);
-}
-
-static void take_timer(struct launch *l)
-{
-	uint64_t ticks;
-
-	if (read(l->timer_fd, &ticks, sizeof ticks) != sizeof ticks || l->ended)
-		return;
-	if (l->remover) {
-		kill(l->remover, SIGKILL);
-		l->remover = 0;
-		l->ended = l->dirty = true;
-		return;
-	}
-	if (l->killing || ((l->saving || l->stopping) && clock_monotonic() >= l->kill_at))
-		kill_all(l);
-	else if (l->saving && !l->stopping && clock_monotonic() >= l->term_at)
-		terminate(l);
-	if (!l->killing && (l->saving || l->stopping))
-		set_timer(l, (l->stopping ? l->kill_at : l->term_at) - clock_monotonic());
-	reap(l);
+	launch_ranks_reap(&l->ranks);
 }
 
 /* Part of what is left of the lease is for KILL to take effect. */
@@ -309,44 +70,32 @@ static void take_lease(struct launch *l)
 	if (!lease_watch_check(&l->lease, &seconds))
 		return;
 	lease_watch_close(&l->lease);
-	if (l->ended)
+	if (l->ranks.ended)
 		return;
 	l->lease_ended = l->dirty = true;
 	times =
 	    stop_times_within((struct stop_times){l->description.save, l->description.grace}, seconds * 0.8);
-	stop(l, times.save, times.grace);
-}
-
-static enum attempt_state current_state(const struct launch *l)
-{
-	if (l->ended)
-		return ATTEMPT_ENDED;
-	if (l->saving || l->stopping)
-		return ATTEMPT_STOPPING;
-	for (size_t i = 0; i < l->rank_count; i++)
-		if (l->ranks[i].state == RANK_STARTING)
-			return ATTEMPT_STARTING;
-	return ATTEMPT_RUNNING;
+	launch_ranks_stop(&l->ranks, times.save, times.grace);
 }
 
 /* The state as a line, owned by the caller; NULL: out of memory. */
 static char *describe(const struct launch *l)
 {
 	_cleanup_(launch_report_release) struct launch_report report = {
-	    .state = current_state(l),
+	    .state = launch_ranks_state(&l->ranks),
 	    .launcher = l->description.service ? getpid() : getppid(),
 	    .terminated = l->terminated,
 	    .lease_ended = l->lease_ended,
-	    .ranks = calloc(l->rank_count + 1, sizeof(*report.ranks)),
+	    .ranks = calloc(l->ranks.count + 1, sizeof(*report.ranks)),
 	};
 	_cleanup_json_ json_t *json = NULL;
 	_cleanup_free_ char *text = NULL;
 
 	if (!report.ranks)
 		return NULL;
-	for (; report.rank_count < l->rank_count; report.rank_count++)
-		launch_rank_describe(&l->ranks[report.rank_count], &report.ranks[report.rank_count]);
-	if (l->remark[0] && !l->ended && str_replace(&report.reason, l->remark) < 0)
+	for (; report.rank_count < l->ranks.count; report.rank_count++)
+		launch_rank_describe(&l->ranks.list[report.rank_count], &report.ranks[report.rank_count]);
+	if (l->ranks.remark[0] && !l->ranks.ended && str_replace(&report.reason, l->ranks.remark) < 0)
 		return NULL;
 	json = launch_report_encode(&report);
 	text = json_to_string(json);
@@ -369,8 +118,8 @@ static void take_message(void *launch, const char *line, size_t len)
 	if (launch_command_decode(json, &command, NULL) < 0)
 		return;
 	if (command.stop >= 0)
-		stop(l, command.save, command.stop);
-	if (command.acknowledge && l->ended)
+		launch_ranks_stop(&l->ranks, command.save, command.stop);
+	if (command.acknowledge && l->ranks.ended)
 		l->finished = true;
 	if (command.confirmed && l->description.outlives_lease)
 		lease_watch_close(&l->lease);
@@ -391,6 +140,8 @@ static void take_connection(struct launch *l)
 /* The state as of now, once what was said before is on its way. */
 static void send_state(struct launch *l)
 {
+	l->dirty = l->dirty || l->ranks.changed;
+	l->ranks.changed = false;
 	while (launch_client_flush(&l->client) && l->dirty) {
 		_cleanup_free_ char *line = describe(l);
 
@@ -424,6 +175,7 @@ static int read_description(struct launch *l, const char *dir, struct error *err
 {
 	_cleanup_free_ char *path = str_path_join(dir, "launch.json");
 	const struct launch_description *d = &l->description;
+	struct launch_ranks *ranks = &l->ranks;
 	_cleanup_json_ json_t *json = NULL;
 	int r;
 
@@ -434,25 +186,26 @@ static int read_description(struct launch *l, const char *dir, struct error *err
 		r = error_prefix(err, "%s", dir);
 	if (r < 0)
 		return r;
-	l->user = (struct launch_user){
+	ranks->description = d;
+	ranks->user = (struct launch_user){
 	    .change = d->switch_user,
 	    .core_files = d->core_files,
 	    .umask = (mode_t)d->umask,
 	    .uid = (uid_t)d->uid,
 	    .gid = (gid_t)d->gid,
-	    .groups = calloc(d->group_count + 1, sizeof(*l->user.groups)),
+	    .groups = calloc(d->group_count + 1, sizeof(gid_t)),
 	    .directory = d->directory ? d->directory : "/",
 	    .argv = d->argv,
 	};
-	l->ranks = calloc(d->rank_count, sizeof(*l->ranks));
-	if (!l->user.groups || !l->ranks)
+	ranks->list = calloc(d->rank_count, sizeof(*ranks->list));
+	if (!ranks->user.groups || !ranks->list)
 		return error_oom(err);
-	for (; l->user.group_count < d->group_count; l->user.group_count++)
-		l->user.groups[l->user.group_count] = (gid_t)d->groups[l->user.group_count];
+	for (; ranks->user.group_count < d->group_count; ranks->user.group_count++)
+		ranks->user.groups[ranks->user.group_count] = (gid_t)d->groups[ranks->user.group_count];
 	/* systemd hands it over as the standard input. */
 	l->listen_fd = d->service ? STDIN_FILENO : LAUNCH_SOCKET_FD;
 	for (size_t i = 0; r == 0 && i < d->rank_count; i++)
-		r = prepare_rank(&l->ranks[l->rank_count++], &d->ranks[i], err);
+		r = prepare_rank(&ranks->list[ranks->count++], &d->ranks[i], err);
 	return r;
 }
 
@@ -486,15 +239,15 @@ static int prepare(struct launch *l, struct error *err)
 	sigprocmask(SIG_SETMASK, &set, NULL);
 	l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	l->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-	l->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	if (l->epoll_fd < 0 || l->signal_fd < 0 || l->timer_fd < 0)
+	l->ranks.timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (l->epoll_fd < 0 || l->signal_fd < 0 || l->ranks.timer_fd < 0)
 		return error_errno(err, -errno, "cannot make an event loop");
 	l->client.epoll_fd = l->epoll_fd;
 	if (fcntl(l->listen_fd, F_SETFD, FD_CLOEXEC) < 0 || fcntl(l->listen_fd, F_SETFL, O_NONBLOCK) < 0)
 		return error_errno(err, -errno, "descriptor %d has to be the listening socket", l->listen_fd);
 	watch(l, EPOLL_CTL_ADD, l->listen_fd, EPOLLIN, EVENT_LISTEN);
 	watch(l, EPOLL_CTL_ADD, l->signal_fd, EPOLLIN, EVENT_SIGNAL);
-	watch(l, EPOLL_CTL_ADD, l->timer_fd, EPOLLIN, EVENT_TIMER);
+	watch(l, EPOLL_CTL_ADD, l->ranks.timer_fd, EPOLLIN, EVENT_TIMER);
 	if (!l->description.lease)
 		return 0;
 	r = lease_watch_open(&l->lease, l->description.lease, err);
@@ -513,7 +266,7 @@ static int prepare_start(struct launch *l, struct error *err)
 	int r = d->record ? start_record_make(d->record, d->started, err) : 0;
 
 	if (r == 0 && d->tmp_dir)
-		r = tmp_dir_make(d->tmp_dir, l->user.uid, l->user.gid, err);
+		r = tmp_dir_make(d->tmp_dir, l->ranks.user.uid, l->ranks.user.gid, err);
 	launch_raise_limits();
 	launch_read_limits(&limits);
 	if (r == 0 && d->switch_user && d->user)
@@ -540,12 +293,11 @@ static void start_ranks(struct launch *l)
 	struct error err = ERROR_INIT;
 	bool prepared = prepare_start(l, &err) == 0;
 
-	l->oom_file = find_oom_file(&l->description);
-	l->oom_kills = count_oom_kills(l);
-	for (size_t i = 0; i < l->rank_count; i++) {
-		struct launch_rank *rank = &l->ranks[i];
+	launch_ranks_watch_oom(&l->ranks, find_oom_file(&l->description));
+	for (size_t i = 0; i < l->ranks.count; i++) {
+		struct launch_rank *rank = &l->ranks.list[i];
 
-		if (prepared && launch_rank_start(rank, &l->user, &err) == 0) {
+		if (prepared && launch_rank_start(rank, &l->ranks.user, &err) == 0) {
 			watch(l, EPOLL_CTL_ADD, rank->exec_fd, EPOLLIN, EVENT_RANK + 2 * i);
 			if (rank->pidfd >= 0)
 				watch(l, EPOLL_CTL_ADD, rank->pidfd, EPOLLIN, EVENT_RANK + 2 * i + 1);
@@ -564,7 +316,7 @@ static void run(struct launch *l)
 	struct epoll_event events[EVENTS_MAX];
 
 	start_ranks(l);
-	reap(l);
+	launch_ranks_reap(&l->ranks);
 	while (!l->finished) {
 		int n = epoll_wait(l->epoll_fd, events, ARRAY_SIZE(events), -1);
 
@@ -575,7 +327,7 @@ static void run(struct launch *l)
 			uint64_t tag = events[i].data.u64;
 
 			if (tag > EVENT_RANK && (tag - EVENT_RANK) % 2)
-				reap_rank(l, &l->ranks[(tag - EVENT_RANK) / 2]);
+				launch_ranks_reap_one(&l->ranks, (tag - EVENT_RANK) / 2);
 		}
 		for (int i = 0; i < n; i++) {
 			uint64_t tag = events[i].data.u64;
@@ -585,19 +337,19 @@ static void run(struct launch *l)
 			else if (tag == EVENT_SIGNAL)
 				take_signals(l);
 			else if (tag == EVENT_TIMER)
-				take_timer(l);
+				launch_ranks_take_timer(&l->ranks);
 			else if (tag == EVENT_CLIENT)
 				launch_client_receive(&l->client, take_message, l);
 			else if (tag == EVENT_LEASE)
 				take_lease(l);
 			else if ((tag - EVENT_RANK) % 2 == 0) {
-				launch_rank_executed(&l->ranks[(tag - EVENT_RANK) / 2], &l->user);
+				launch_rank_executed(&l->ranks.list[(tag - EVENT_RANK) / 2], &l->ranks.user);
 				l->dirty = true;
 			}
 		}
 		send_state(l);
 		/* The end is in the socket, if dtraind is there: it is received after our exit, too. */
-		if (l->terminated && l->ended &&
+		if (l->terminated && l->ranks.ended &&
 		    (l->client.fd < 0 || (!l->dirty && launch_client_flush(&l->client))))
 			l->finished = true;
 	}
@@ -606,16 +358,12 @@ static void run(struct launch *l)
 static void release(struct launch *l)
 {
 	launch_client_end(&l->client);
-	for (size_t i = 0; i < l->rank_count; i++)
-		launch_rank_release(&l->ranks[i]);
-	free(l->ranks);
-	free(l->user.groups);
-	free(l->oom_file);
+	launch_ranks_release(&l->ranks);
 	session_close(l->session);
 	launch_description_release(&l->description);
 	close(l->epoll_fd);
 	close(l->signal_fd);
-	close(l->timer_fd);
+	close(l->ranks.timer_fd);
 	lease_watch_close(&l->lease);
 }
 
@@ -623,7 +371,7 @@ int main(int argc, char **argv)
 {
 	struct launch l = {.epoll_fd = -1,
 	                   .signal_fd = -1,
-	                   .timer_fd = -1,
+	                   .ranks.timer_fd = -1,
 	                   .listen_fd = -1,
 	                   .client = {.tag = EVENT_CLIENT, .fd = -1},
 	                   .lease.timer_fd = -1};
