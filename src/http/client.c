@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Calls to other services: libcurl's multi interface, whose sockets and timer hang in the event loop.
+ * Calls to other services, over libcurl.
  *
  * A TLS handshake takes milliseconds of the processor and a hundred KiB: a thousand at once would keep the
  * loop busy for seconds. Calls of a queue begin a few at a time; who has its connection makes room for the
@@ -8,15 +8,13 @@
  */
 #include "http/client.h"
 
-#include <curl/curl.h>
 #include <errno.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/epoll.h>
-#include <time.h>
 
 #include "base/log.h"
 #include "base/str.h"
+#include "http/curl_loop.h"
 
 enum { ANSWER_MAX = 64 << 20, KEPT_CONNECTIONS = 1024, CONNECT_SECONDS = 5 };
 
@@ -34,22 +32,12 @@ struct call_queue {
 };
 
 struct http_client {
-	sd_event *event;
-	CURLM *multi;
-	/* turn: frees calls that were cancelled in their callback, and begins those that have waited. */
-	sd_event_source *timer, *turn;
+	struct curl_loop *loop;
+	/* Frees calls that were cancelled in their callback, and begins those that have waited. */
+	sd_event_source *turn;
 	struct call_queue queues[HTTP_QUEUES];
 	const struct identity *identity;
 	struct http_transfer *transfers;
-	struct socket_watch *watches;
-};
-
-/* curl's sockets in our loop: one event source each. */
-struct socket_watch {
-	struct http_client *client;
-	struct socket_watch *prev, *next;
-	sd_event_source *source;
-	int fd;
 };
 
 struct http_transfer {
@@ -127,7 +115,7 @@ static void transfer_free(struct http_transfer *t)
 	if (t->next)
 		t->next->prev = t->prev;
 	if (t->begun)
-		curl_multi_remove_handle(c->multi, t->easy);
+		curl_loop_remove(c->loop, t->easy);
 	if (t->easy)
 		curl_easy_cleanup(t->easy);
 	curl_slist_free_all(t->headers);
@@ -199,97 +187,12 @@ static void transfer_done(struct http_transfer *t, CURLcode code)
 	transfer_free(t);
 }
 
-static void collect_done(struct http_client *c)
+static void on_ended(void *context, CURL *easy, CURLcode code)
 {
-	CURLMsg *m;
-	int left;
+	struct http_transfer *t = NULL;
 
-	while ((m = curl_multi_info_read(c->multi, &left))) {
-		struct http_transfer *t = NULL;
-
-		if (m->msg != CURLMSG_DONE)
-			continue;
-		curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, (char **)&t);
-		transfer_done(t, m->data.result);
-	}
-}
-
-static int on_timer(sd_event_source *source, uint64_t usec, void *userdata)
-{
-	struct http_client *c = userdata;
-	int running;
-
-	curl_multi_socket_action(c->multi, CURL_SOCKET_TIMEOUT, 0, &running);
-	collect_done(c);
-	return 0;
-}
-
-/* curl asks for a call after ms milliseconds; 0 is "from the loop, soon": never from in here. */
-static int set_timer(CURLM *multi, long ms, void *userdata)
-{
-	struct http_client *c = userdata;
-	uint64_t now;
-
-	if (ms < 0)
-		return sd_event_source_set_enabled(c->timer, SD_EVENT_OFF);
-	sd_event_now(c->event, CLOCK_MONOTONIC, &now);
-	sd_event_source_set_time(c->timer, ms == 0 ? 0 : now + ms * 1000ull);
-	return sd_event_source_set_enabled(c->timer, SD_EVENT_ONESHOT) < 0 ? -1 : 0;
-}
-
-static int on_socket(sd_event_source *source, int fd, uint32_t revents, void *userdata)
-{
-	struct http_client *c = ((struct socket_watch *)userdata)->client;
-	int running, mask = (revents & EPOLLIN ? CURL_CSELECT_IN : 0) |
-	                    (revents & EPOLLOUT ? CURL_CSELECT_OUT : 0) |
-	                    (revents & (EPOLLERR | EPOLLHUP) ? CURL_CSELECT_ERR : 0);
-
-	curl_multi_socket_action(c->multi, fd, mask, &running);
-	collect_done(c);
-	return 0;
-}
-
-static void watch_free(struct socket_watch *w)
-{
-	if (w->prev)
-		w->prev->next = w->next;
-	else
-		w->client->watches = w->next;
-	if (w->next)
-		w->next->prev = w->prev;
-	sd_event_source_disable_unref(w->source);
-	free(w);
-}
-
-static int set_socket(CURL *easy, curl_socket_t fd, int what, void *userdata, void *socket_data)
-{
-	struct http_client *c = userdata;
-	struct socket_watch *w = socket_data;
-	uint32_t events = (what & CURL_POLL_IN ? EPOLLIN : 0) | (what & CURL_POLL_OUT ? EPOLLOUT : 0);
-
-	if (what == CURL_POLL_REMOVE) {
-		if (w)
-			watch_free(w);
-		curl_multi_assign(c->multi, fd, NULL);
-		return 0;
-	}
-	if (w)
-		return sd_event_source_set_io_events(w->source, events) < 0 ? -1 : 0;
-	w = calloc(1, sizeof(*w));
-	if (!w)
-		return -1;
-	w->client = c;
-	w->fd = fd;
-	if (sd_event_add_io(c->event, &w->source, fd, events, on_socket, w) < 0) {
-		free(w);
-		return -1;
-	}
-	w->next = c->watches;
-	if (w->next)
-		w->next->prev = w;
-	c->watches = w;
-	curl_multi_assign(c->multi, fd, w);
-	return 0;
+	curl_easy_getinfo(easy, CURLINFO_PRIVATE, (char **)&t);
+	transfer_done(t, code);
 }
 
 static void set_tls(CURL *e, const struct identity *id)
@@ -331,7 +234,7 @@ static int begin(struct http_transfer *t, struct error *err)
 	if (!c->identity)
 		return error_set(err, -EPERM, "no cluster key: other services cannot be called");
 	set_tls(t->easy, c->identity);
-	if (curl_multi_add_handle(c->multi, t->easy) != CURLM_OK)
+	if (curl_loop_add(c->loop, t->easy) < 0)
 		return error_set(err, -EIO, "cannot call %s", t->where);
 	t->begun = true;
 	if (t->call.queue) {
@@ -382,22 +285,13 @@ int http_client_create(sd_event *event, const struct identity *identity, struct 
 
 	if (!c)
 		return error_oom(err);
-	c->event = sd_event_ref(event);
 	c->identity = identity;
-	if (curl_global_init(CURL_GLOBAL_DEFAULT) != 0 || !(c->multi = curl_multi_init()))
-		return error_set(err, -ENOMEM, "cannot set up libcurl");
-	r = sd_event_add_time(event, &c->timer, CLOCK_MONOTONIC, 0, 1, on_timer, c);
+	r = curl_loop_create(event, KEPT_CONNECTIONS, on_ended, c, &c->loop, err);
 	if (r < 0)
-		return error_errno(err, r, "cannot set up the HTTP client");
-	sd_event_source_set_enabled(c->timer, SD_EVENT_OFF);
+		return r;
 	if ((r = sd_event_add_defer(event, &c->turn, on_turn, c)) < 0 ||
 	    (r = sd_event_source_set_enabled(c->turn, SD_EVENT_OFF)) < 0)
 		return error_errno(err, r, "cannot set up the HTTP client");
-	curl_multi_setopt(c->multi, CURLMOPT_SOCKETFUNCTION, set_socket);
-	curl_multi_setopt(c->multi, CURLMOPT_SOCKETDATA, c);
-	curl_multi_setopt(c->multi, CURLMOPT_TIMERFUNCTION, set_timer);
-	curl_multi_setopt(c->multi, CURLMOPT_TIMERDATA, c);
-	curl_multi_setopt(c->multi, CURLMOPT_MAXCONNECTS, (long)KEPT_CONNECTIONS);
 	*out = steal_pointer(c);
 	return 0;
 }
@@ -420,13 +314,8 @@ void http_client_destroy(struct http_client *c)
 			t->call.on_done(t->call.context, &a);
 		transfer_free(t);
 	}
-	if (c->multi)
-		curl_multi_cleanup(c->multi);
-	while (c->watches)
-		watch_free(c->watches);
-	sd_event_source_disable_unref(c->timer);
+	curl_loop_destroy(c->loop);
 	sd_event_source_disable_unref(c->turn);
-	sd_event_unref(c->event);
 	free(c);
 }
 
