@@ -2,29 +2,22 @@
 /* `dtrain cancel`: ends runs, or foreign work on a node. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/json.h"
 #include "base/str.h"
 #include "dtrain/commands.h"
 #include "dtrain/options.h"
-#include "http/local.h"
 
 /* POST's target for "NODE" or "NODE:RUN". */
 static char *foreign_target(const char *what)
 {
-	const char *colon = strrchr(what, ':');
-	_cleanup_free_ char *node = NULL, *name = NULL;
 	int64_t run;
+	_cleanup_free_ char *node = client_node_argument(what, 1, INT64_MAX, &run);
 
-	/* An IPv6 address as a name has more than one. */
-	if (colon && strchr(what, ':') == colon && str_to_int64(colon + 1, 1, INT64_MAX, &run) == 0) {
-		node = strndup(what, (size_t)(colon - what));
-		name = node ? http_escape(node) : NULL;
-		return name ? str_printf("/v1/nodes/%s/cancel-foreign?run=%lld", name, (long long)run) : NULL;
-	}
-	name = http_escape(what);
-	return name ? str_printf("/v1/nodes/%s/cancel-foreign", name) : NULL;
+	if (!node)
+		return NULL;
+	return run < 0 ? str_printf("/v1/nodes/%s/cancel-foreign", node)
+	               : str_printf("/v1/nodes/%s/cancel-foreign?run=%lld", node, (long long)run);
 }
 
 static int cancel_foreign(struct client *client, char **nodes)

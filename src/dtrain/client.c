@@ -376,3 +376,17 @@ int client_print_json(const json_t *json)
 	puts(text);
 	return 0;
 }
+
+char *client_node_argument(const char *text, int64_t min, int64_t max, int64_t *number)
+{
+	const char *colon = strrchr(text, ':');
+	_cleanup_free_ char *node = NULL;
+
+	/* An IPv6 address as a name has more than one. */
+	if (!colon || strchr(text, ':') != colon || str_to_int64(colon + 1, min, max, number) < 0) {
+		*number = -1;
+		return http_escape(text);
+	}
+	node = strndup(text, (size_t)(colon - text));
+	return node ? http_escape(node) : NULL;
+}

@@ -74,3 +74,6 @@ bool client_is_generate(const struct run_view *run); /* a short run of `dtrain g
  * the log of the rank that failed first unless they were printed already: those of `shown` (-1: of none). */
 int client_run_status(const struct run_view *run, int shown);
 int client_print_json(const json_t *json); /* on stdout, with indents; 0 */
+/* "NODE", or "NODE:N" with N from min (at least 0) to max: the node as a segment of a path, owned by the
+ * caller, NULL: out of memory; and the number, -1: there is none. */
+char *client_node_argument(const char *text, int64_t min, int64_t max, int64_t *number);

@@ -320,19 +320,13 @@ int cmd_devices(struct client *client, int argc, char **argv)
 /* POST's target for "NODE" or "NODE:SLOT". */
 static char *change_target(const char *what, const char *command)
 {
-	const char *colon = strrchr(what, ':');
-	_cleanup_free_ char *node = NULL, *name = NULL;
 	int64_t slot;
+	_cleanup_free_ char *node = client_node_argument(what, 0, INT32_MAX, &slot);
 
-	/* An IPv6 address as a name has more than one. */
-	if (colon && strchr(what, ':') == colon && str_to_int64(colon + 1, 0, INT32_MAX, &slot) == 0) {
-		node = strndup(what, (size_t)(colon - what));
-		name = node ? http_escape(node) : NULL;
-		return name ? str_printf("/v1/nodes/%s/devices/%lld/%s", name, (long long)slot, command)
-		            : NULL;
-	}
-	name = http_escape(what);
-	return name ? str_printf("/v1/nodes/%s/%s", name, command) : NULL;
+	if (!node)
+		return NULL;
+	return slot < 0 ? str_printf("/v1/nodes/%s/%s", node, command)
+	                : str_printf("/v1/nodes/%s/devices/%lld/%s", node, (long long)slot, command);
 }
 
 static int change_nodes(struct client *client, const struct usage *usage, int argc, char **argv,
