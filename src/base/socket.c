@@ -1,11 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sends and receives descriptors, SCM_RIGHTS of unix(7). */
+/* unix(7): addresses, and descriptors that are sent and received with SCM_RIGHTS. */
 #include "base/socket.h"
 
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+int socket_address(const char *path, struct sockaddr_un *out, struct error *err)
+{
+	if (strlen(path) >= sizeof(out->sun_path))
+		return error_set(err, -ENAMETOOLONG,
+		                 "socket %s: a path of at most %zu characters is possible", path,
+		                 sizeof(out->sun_path) - 1);
+	*out = (struct sockaddr_un){.sun_family = AF_UNIX};
+	strcpy(out->sun_path, path);
+	return 0;
+}
 
 union control {
 	struct cmsghdr header;

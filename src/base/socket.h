@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Descriptors that go from one process to another over a Unix socket. */
+/* Unix sockets: their addresses, and descriptors that go from one process to another over them. */
 #pragma once
 
 #include <stddef.h>
 #include <sys/types.h>
+#include <sys/un.h>
+
+#include "base/error.h"
+
+/* -ENAMETOOLONG: the path does not fit in. */
+int socket_address(const char *path, struct sockaddr_un *out, struct error *err);
 
 enum { SOCKET_FDS_MAX = 2 };
 

@@ -7,19 +7,18 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
+#include "base/socket.h"
 #include "http/server.h"
 
 bool http_unix_answers(const char *path)
 {
 	_cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	struct sockaddr_un sun = {.sun_family = AF_UNIX};
+	struct sockaddr_un sun;
 
-	if (fd < 0 || strlen(path) >= sizeof(sun.sun_path))
+	if (fd < 0 || socket_address(path, &sun, NULL) < 0)
 		return false;
-	strcpy(sun.sun_path, path);
 	/* EAGAIN: so many wait there that one more has no room. */
 	return connect(fd, (const struct sockaddr *)&sun, sizeof(sun)) == 0 || errno == EAGAIN;
 }
@@ -44,17 +43,14 @@ static int give_to_group(const char *path, const char *group, struct error *err)
 int http_bind_unix(const char *path, mode_t mode, const char *group, int *out, struct error *err)
 {
 	_cleanup_close_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	struct sockaddr_un sun = {.sun_family = AF_UNIX};
+	struct sockaddr_un sun;
 	mode_t old;
 	int r;
 
 	if (fd < 0)
 		return error_errno(err, -errno, "cannot make a socket");
-	if (strlen(path) >= sizeof(sun.sun_path))
-		return error_set(err, -ENAMETOOLONG,
-		                 "socket %s: a path of at most %zu characters is possible", path,
-		                 sizeof(sun.sun_path) - 1);
-	strcpy(sun.sun_path, path);
+	if ((r = socket_address(path, &sun, err)) < 0)
+		return r;
 	if (http_unix_answers(path))
 		return error_set(err, -EADDRINUSE, "socket %s is in use: another dtraind answers there",
 		                 path);

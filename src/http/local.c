@@ -11,10 +11,10 @@
 #include <strings.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/un.h>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/socket.h"
 #include "base/str.h"
 #include "wire/error_answer.h"
 
@@ -60,7 +60,8 @@ static int connect_error(const char *path, int code, struct error *err)
 int http_local_open(const char *path, struct http_local **out, struct error *err)
 {
 	_cleanup_(http_local_closep) struct http_local *l = calloc(1, sizeof(*l));
-	struct sockaddr_un sun = {.sun_family = AF_UNIX};
+	struct sockaddr_un sun;
+	int r;
 
 	if (!l)
 		return error_oom(err);
@@ -68,11 +69,8 @@ int http_local_open(const char *path, struct http_local **out, struct error *err
 	l->socket = strdup(path);
 	if (l->fd < 0 || !l->socket)
 		return error_errno(err, -errno, "cannot make a socket");
-	if (strlen(path) >= sizeof(sun.sun_path))
-		return error_set(err, -ENAMETOOLONG,
-		                 "socket %s: a path of at most %zu characters is possible", path,
-		                 sizeof(sun.sun_path) - 1);
-	strcpy(sun.sun_path, path);
+	if ((r = socket_address(path, &sun, err)) < 0)
+		return r;
 	if (connect(l->fd, (struct sockaddr *)&sun, sizeof(sun)) < 0)
 		return connect_error(path, -errno, err);
 	*out = steal_pointer(l);
