@@ -2,6 +2,8 @@
 /* One list of listeners, each with its topic. Nothing is kept: who listens later gets what comes later. */
 #include "cluster/feed.h"
 
+#include "base/list.h"
+
 struct feed_listener {
 	struct feed *feed;
 	struct feed_listener *prev, *next;
@@ -24,12 +26,7 @@ void feed_remove(struct feed_listener *l)
 {
 	if (!l)
 		return;
-	if (l->prev)
-		l->prev->next = l->next;
-	else
-		l->feed->listeners = l->next;
-	if (l->next)
-		l->next->prev = l->prev;
+	list_remove(l->feed->listeners, l);
 	free(l);
 }
 
@@ -49,10 +46,8 @@ int feed_listen(struct feed *f, int64_t topic, feed_fn fn, void *context, struct
 
 	if (!l)
 		return error_oom(err);
-	*l = (struct feed_listener){f, NULL, f->listeners, topic, fn, context};
-	if (l->next)
-		l->next->prev = l;
-	f->listeners = l;
+	*l = (struct feed_listener){.feed = f, .topic = topic, .fn = fn, .context = context};
+	list_push(f->listeners, l);
 	*out = l;
 	return 0;
 }

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/list.h"
 #include "base/str.h"
 
 enum { BUCKETS = 256 };
@@ -58,12 +59,7 @@ int rendezvous_create(struct rendezvous **out, struct error *err)
 
 void rendezvous_unwait(struct rendezvous_waiter *w)
 {
-	if (w->prev)
-		w->prev->next = w->next;
-	else
-		w->attempt->waiters = w->next;
-	if (w->next)
-		w->next->prev = w->prev;
+	list_remove(w->attempt->waiters, w);
 	free(w);
 }
 
@@ -265,10 +261,7 @@ int rendezvous_wait(struct rendezvous *r, int64_t run, int64_t attempt, const ch
 	w->attempt = a;
 	w->done = done;
 	w->context = context;
-	w->next = a->waiters;
-	if (w->next)
-		w->next->prev = w;
-	a->waiters = w;
+	list_push(a->waiters, w);
 	*out = w;
 	return 0;
 }

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "base/list.h"
 #include "controller/internal.h"
 
 struct waiter {
@@ -19,12 +20,7 @@ void waiter_free(struct waiter *w)
 {
 	if (!w)
 		return;
-	if (w->prev)
-		w->prev->next = w->next;
-	else
-		w->controller->waiters = w->next;
-	if (w->next)
-		w->next->prev = w->prev;
+	list_remove(w->controller->waiters, w);
 	free(w);
 }
 
@@ -42,15 +38,12 @@ struct waiter *waiter_create(struct controller *c, int64_t run, unsigned states,
 	if (!w)
 		return NULL;
 	*w = (struct waiter){.controller = c,
-	                     .next = c->waiters,
 	                     .run = run,
 	                     .version = version,
 	                     .states = states,
 	                     .ready = ready,
 	                     .context = context};
-	if (w->next)
-		w->next->prev = w;
-	c->waiters = w;
+	list_push(c->waiters, w);
 	return w;
 }
 

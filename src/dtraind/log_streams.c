@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "node/log_reader.h"
@@ -77,12 +78,7 @@ static void close_reader(struct source *s)
 		return;
 	log_reader_close(s->reader);
 	s->reader = NULL;
-	if (s->prev)
-		s->prev->next = s->next;
-	else
-		s->view->streams->sources = s->next;
-	if (s->next)
-		s->next->prev = s->prev;
+	list_remove(s->view->streams->sources, s);
 }
 
 static void view_free(struct view *v)
@@ -248,10 +244,7 @@ static int open_local(struct source *s, struct error *err)
 	if (q->offset >= 0)
 		log_reader_seek(s->reader, q->offset);
 	s->position = log_reader_position(s->reader);
-	s->next = streams->sources;
-	if (s->next)
-		s->next->prev = s;
-	streams->sources = s;
+	list_push(streams->sources, s);
 	return 0;
 }
 

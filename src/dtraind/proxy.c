@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "dtraind/leader.h"
@@ -41,12 +42,8 @@ struct pipe {
 
 static void pipe_free(struct pipe *p)
 {
-	if (p->prev)
-		p->prev->next = p->next;
-	else if (p->daemon)
-		p->daemon->pipes = p->next;
-	if (p->next)
-		p->next->prev = p->prev;
+	if (p->daemon)
+		list_remove(p->daemon->pipes, p);
 	sd_event_source_disable_unref(p->timer);
 	strbuf_free(&p->body);
 	free(p->to);
@@ -266,10 +263,7 @@ static void follow_controller(struct daemon *d, struct http_request *r, char **h
 	p->daemon = d;
 	p->headers = headers;
 	p->since = clock_monotonic();
-	p->next = d->pipes;
-	if (p->next)
-		p->next->prev = p;
-	d->pipes = p;
+	list_push(d->pipes, p);
 	http_request_on_close(r, on_closed, p);
 	send_to_controller(p);
 }

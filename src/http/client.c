@@ -12,6 +12,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/list.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "http/curl_loop.h"
@@ -108,12 +109,7 @@ static void transfer_free(struct http_transfer *t)
 
 	leave_queue(t);
 	leave_connecting(t);
-	if (t->prev)
-		t->prev->next = t->next;
-	else if (c->transfers == t)
-		c->transfers = t->next;
-	if (t->next)
-		t->next->prev = t->prev;
+	list_remove(c->transfers, t);
 	if (t->begun)
 		curl_loop_remove(c->loop, t->easy);
 	if (t->easy)
@@ -481,10 +477,7 @@ int http_client_call(struct http_client *c, const struct http_call *call, struct
 		return error_oom(err);
 	t->client = c;
 	t->call = *call;
-	t->next = c->transfers;
-	if (t->next)
-		t->next->prev = t;
-	c->transfers = t;
+	list_push(c->transfers, t);
 	t->easy = curl_easy_init();
 	r = t->easy ? set_call(t, call, err) : error_oom(err);
 	if (r == 0 && (q->first || !has_room(q))) /* never in queue 0, which counts none */

@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "base/json.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "http/internal.h"
@@ -88,7 +89,7 @@ int http_server_set_peers(struct http_server *s, const char *const *addresses, s
 	return 0;
 }
 
-static void list_add(struct http_connection_list *list, struct http_connection *c)
+static void append(struct http_connection_list *list, struct http_connection *c)
 {
 	c->before = list->last;
 	c->then = NULL;
@@ -99,7 +100,7 @@ static void list_add(struct http_connection_list *list, struct http_connection *
 	list->last = c;
 }
 
-static void list_remove(struct http_connection_list *list, struct http_connection *c)
+static void take_out(struct http_connection_list *list, struct http_connection *c)
 {
 	if (c->before)
 		c->before->then = c->then;
@@ -125,9 +126,9 @@ static void unlist(struct http_connection *c)
 	http_connection_leave_place(c);
 	if (c->pending) {
 		l->trying -= c->inside;
-		list_remove(&l->pending, c);
+		take_out(&l->pending, c);
 	} else if (c->queued) {
-		list_remove(&l->queue, c);
+		take_out(&l->queue, c);
 	}
 	c->pending = c->queued = false;
 }
@@ -143,7 +144,7 @@ static void set_pending(struct http_connection *c)
 	c->due = now + (uint64_t)(seconds * 1e6);
 	c->pending = true;
 	l->trying += c->inside;
-	list_add(&l->pending, c);
+	append(&l->pending, c);
 	/* One that is set already fires before: a request that comes at once sets none. */
 	if (!l->head_timer_set) {
 		sd_event_source_set_time(l->head_timer, c->due);
@@ -156,7 +157,7 @@ void http_connection_enqueue(struct http_connection *c)
 {
 	unlist(c);
 	c->queued = true;
-	list_add(&c->listener->queue, c);
+	append(&c->listener->queue, c);
 }
 
 void http_connection_begin(struct http_connection *c)
@@ -364,10 +365,7 @@ struct http_connection *http_connection_new(struct http_listener *l, int fd)
 	}
 	c->listener = l;
 	c->fd = fd;
-	c->next = l->connections;
-	if (c->next)
-		c->next->prev = c;
-	l->connections = c;
+	list_push(l->connections, c);
 	l->connection_count++;
 	if (identify(c) < 0) { /* it has gone already */
 		close(fd);
@@ -393,12 +391,7 @@ void http_connection_free(struct http_connection *c)
 	unlist(c);
 	sd_event_source_disable_unref(c->first);
 	c->listener->connection_count--;
-	if (c->prev)
-		c->prev->next = c->next;
-	else
-		c->listener->connections = c->next;
-	if (c->next)
-		c->next->prev = c->prev;
+	list_remove(c->listener->connections, c);
 	if (c->listener->accept && !c->listener->starved)
 		sd_event_source_set_enabled(c->listener->accept, SD_EVENT_ON); /* unless it was on */
 	http_peer_release(&c->peer);

@@ -7,6 +7,8 @@
 #include <sys/epoll.h>
 #include <time.h>
 
+#include "base/list.h"
+
 struct curl_loop {
 	sd_event *event;
 	CURLM *multi;
@@ -71,12 +73,7 @@ static int on_socket(sd_event_source *source, int fd, uint32_t revents, void *us
 
 static void watch_free(struct socket_watch *w)
 {
-	if (w->prev)
-		w->prev->next = w->next;
-	else
-		w->loop->watches = w->next;
-	if (w->next)
-		w->next->prev = w->prev;
+	list_remove(w->loop->watches, w);
 	sd_event_source_disable_unref(w->source);
 	free(w);
 }
@@ -104,10 +101,7 @@ static int set_socket(CURL *easy, curl_socket_t fd, int what, void *userdata, vo
 		free(w);
 		return -1;
 	}
-	w->next = l->watches;
-	if (w->next)
-		w->next->prev = w;
-	l->watches = w;
+	list_push(l->watches, w);
 	curl_multi_assign(l->multi, fd, w);
 	return 0;
 }

@@ -5,6 +5,7 @@
 #include <sys/epoll.h>
 
 #include "base/json.h"
+#include "base/list.h"
 #include "base/log.h"
 #include "http/internal.h"
 #include "wire/error_answer.h"
@@ -131,12 +132,7 @@ void http_request_free(struct http_request *r)
 {
 	if (!r)
 		return;
-	if (r->prev)
-		r->prev->next = r->next;
-	else
-		r->listener->requests = r->next;
-	if (r->next)
-		r->next->prev = r->prev;
+	list_remove(r->listener->requests, r);
 	sd_event_source_disable_unref(r->hangup);
 	http_request_unqueue(r);
 	notify_closed(r);

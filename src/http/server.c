@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/list.h"
 #include "base/log.h"
 #include "base/str.h"
 #include "http/internal.h"
@@ -312,10 +313,7 @@ static void *on_request_line(void *cls, const char *target, struct MHD_Connectio
 		free(r);
 		return NULL;
 	}
-	r->next = r->listener->requests;
-	if (r->next)
-		r->next->prev = r;
-	r->listener->requests = r;
+	list_push(r->listener->requests, r);
 	return r;
 }
 
