@@ -22,6 +22,7 @@ void member_free(struct member *m)
 	free(m->version);
 	free(m->launch);
 	free(m->kept_runs);
+	free(m->unreachable);
 	free(m->error);
 	free(m->drain_reason);
 	message_free_list(&device_info_message, m->devices, m->slots);
@@ -198,6 +199,8 @@ bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now,
 	m->port_high = heartbeat->port_range_count == 2 ? (int)heartbeat->port_range[1] : 0;
 	set_ports(m, heartbeat->ports, heartbeat->port_count);
 	free(steal_pointer(m->error));
+	if (was_down)
+		member_set_unreachable(m, NULL);
 	return was_down;
 }
 
@@ -246,6 +249,12 @@ void member_set_down(struct member *m, const char *fmt, ...)
 	m->up = false;
 	free(m->error);
 	m->error = strdup(text);
+}
+
+void member_set_unreachable(struct member *m, const char *why)
+{
+	free(m->unreachable);
+	m->unreachable = why ? strdup(why) : NULL;
 }
 
 void member_set_silent(struct member *m, double since)

@@ -24,6 +24,7 @@ struct member {
 	double silent_since;  /* monotonic, 0: not known; before the first heartbeat: member_set_silent */
 	double last_seen;     /* Unix time */
 	double backoff_until; /* monotonic: no new runs before, since calls to it failed; 0: none has */
+	char *unreachable;    /* why the last call to it did not reach it; NULL: it did */
 	char instance[40];
 	char hosts_hash[HOSTS_HASH_SIZE]; /* of the hosts file that it has; "": not known */
 	bool hosts_told;                  /* that it is not ours is in the log */
@@ -72,6 +73,8 @@ void member_short_heartbeat(struct member *m, const struct short_heartbeat *hear
                             double now_realtime);
 /* Takes the reason; NULL: none was given. */
 void member_set_drained(struct member *m, bool drained, char *reason);
+/* By copy; NULL: a call has reached it. */
+void member_set_unreachable(struct member *m, const char *why);
 /* Takes the devices. */
 void member_set_devices(struct member *m, struct device_info *devices, size_t count);
 /* Is this news to the scheduler? Sensors are none. */

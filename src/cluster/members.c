@@ -123,9 +123,10 @@ int members_set_hosts(struct members *m, const struct hosts *hosts, int default_
 	for (size_t i = 0; i < hosts->count; i++) {
 		struct member *old = members_find(m, hosts->list[i].name), *new = old;
 
-		if (old)
+		if (old) {
 			old->silent_since = 0; /* another address of it may have been asked */
-		else {
+			member_set_unreachable(old, NULL);
+		} else {
 			const struct departed *before = find_departed(m, hosts->list[i].name);
 
 			new = calloc(1, sizeof(*new));
@@ -273,6 +274,7 @@ static struct node_view describe_member(const struct members *m, const struct me
 	             : x->error ? x->error
 	                        : (char *)"not heard from yet",
 	    .drained = calloc(x->slots + 1, sizeof(*view.drained)),
+	    .unreachable = x->up ? x->unreachable : NULL,
 	    .hosts_differ = member_hosts_differ(m, x),
 	    .foreign = x->foreign,
 	    .foreign_count = x->foreign_count,

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/str.h"
+
 static const char *plural(int64_t n, const char *one, const char *many)
 {
 	return n == 1 ? one : many;
@@ -88,6 +90,14 @@ static void say_too_much(struct sched_run *r, const struct view *v)
 		         plural((int64_t)v->large, "node", "nodes"));
 }
 
+/* The rest of a long one is in the list of nodes. */
+static void say_unreachable(struct sched_run *r, const struct sched_node *node)
+{
+	snprintf(r->reason, sizeof(r->reason), "waits for node %.60s, which cannot be reached: %.90s",
+	         node->name, node->unreachable);
+	str_make_utf8(r->reason);
+}
+
 /* Why a run waits that could not run now even on empty nodes. */
 void reason_impossible(struct sched_run *r, const struct view *v)
 {
@@ -102,6 +112,8 @@ void reason_impossible(struct sched_run *r, const struct view *v)
 		         plural((int64_t)v->out->broken, "is", "are"));
 	else if (v->out && v->out->awaited)
 		snprintf(r->reason, sizeof(r->reason), "waits to hear from node %s", v->out->name);
+	else if (v->out && !v->out->up && v->out->unreachable)
+		say_unreachable(r, v->out);
 	else
 		snprintf(r->reason, sizeof(r->reason), "waits for node %s, which is %s",
 		         v->out ? v->out->name : "?", v->out && v->out->up ? "drained" : "down");

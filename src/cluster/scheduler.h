@@ -27,8 +27,9 @@ enum slot_kind {
 struct sched_node {
 	const char *name;
 	bool up, drained;
-	size_t slots; /* 0 while it has never been heard of */
-	bool *taken;  /* slots entries; scheduling marks what it gives away */
+	const char *unreachable; /* why it is not up although it reports; NULL: it does not */
+	size_t slots;            /* 0 while it has never been heard of */
+	bool *taken;             /* slots entries; scheduling marks what it gives away */
 	/* The run for which a free slot is kept; 0: none. Such a slot is taken for all others.
 	 * NULL: none is. */
 	int64_t *kept_for;

@@ -89,8 +89,10 @@ static void set_waiting(struct controller *c, struct run *r)
 		return;
 	old = r->reason ? strdup(r->reason) : NULL;
 	if (m && m->up)
-		run_set_reason(r, "waits until node %s has stopped attempt %lld", lost->node,
-		               (long long)lost->attempt);
+		run_set_reason(r, "waits until node %s has stopped attempt %lld%s%s", lost->node,
+		               (long long)lost->attempt,
+		               m->unreachable ? "; the node reports, but cannot be reached: " : "",
+		               m->unreachable ? m->unreachable : "");
 	else
 		run_set_reason(r, "waits for the end of attempt %lld on node %s, which %s: %s",
 		               (long long)lost->attempt, lost->node,

@@ -93,13 +93,17 @@ static void on_started(void *context, const struct peer_result *result)
 
 	if (result->code == -ECANCELED)
 		return;
+	m = members_find(c->members, call->node);
 	if (result->code == 0) {
+		if (m)
+			member_set_unreachable(m, NULL);
 		started(call, result);
 		return;
 	}
-	m = members_find(c->members, call->node);
 	if (m && result->backoff > 0)
 		m->backoff_until = controller_now(c) + MAX(result->backoff, controller_interval(c));
+	if (m)
+		member_set_unreachable(m, unreachable ? result->message : NULL);
 	if (unreachable)
 		log_warn("run %lld: node %s cannot be reached: %s", (long long)call->run, call->node,
 		         result->message);

@@ -9,6 +9,7 @@
 #include "wire/start_request.h"
 
 struct stop_call {
+	struct controller *controller;
 	int64_t run;
 	char node[];
 };
@@ -21,7 +22,10 @@ struct peer peer_of(const struct member *m)
 static void on_stopped(void *context, const struct peer_result *result)
 {
 	_cleanup_free_ struct stop_call *call = context;
+	struct member *m = result->code < 0 ? NULL : members_find(call->controller->members, call->node);
 
+	if (m)
+		member_set_unreachable(m, NULL);
 	if (result->code < 0 && result->code != -ECANCELED)
 		log_warn("run %lld: node %s could not be told to stop it (%s); its next heartbeat brings it "
 		         "up again",
@@ -50,6 +54,7 @@ static void stop_at(struct controller *c, const char *node, int64_t run, int64_t
 		free(call);
 		return;
 	}
+	call->controller = c;
 	call->run = run;
 	strcpy(call->node, node);
 	peer = peer_of(m);

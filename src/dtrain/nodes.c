@@ -34,6 +34,9 @@ static void add_remarks(struct strbuf *remark, const struct node_view *node)
 	strbuf_adds(remark, node->error ? node->error : "");
 	if (!remark->len && node->controller)
 		strbuf_adds(remark, "controller");
+	if (node->unreachable)
+		strbuf_addf(remark, "%sits reports come, but the controller cannot reach it: %s",
+		            remark->len ? "; " : "", node->unreachable);
 	if (node->hosts_differ)
 		strbuf_addf(remark, "%sits hosts file differs from the controller's",
 		            remark->len ? "; " : "");

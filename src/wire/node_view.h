@@ -53,7 +53,8 @@ struct node_view {
 	char *version; /* NULL: not heard from yet */
 	char *launch;  /* how it starts runs: "systemd" or "process"; optional: not known */
 	char **labels;
-	char *error;                  /* why it is down or unknown; NULL: it is not */
+	char *error;       /* why it is down or unknown; NULL: it is not */
+	char *unreachable; /* it is up, but the controller's last call did not reach it: why; optional */
 	struct drained_slot *drained; /* slots that get no new runs */
 	size_t drained_count;
 	bool hosts_differ; /* its hosts file is not the controller's */

@@ -162,8 +162,9 @@ static void remember_stopped(struct node *n, int64_t run, int64_t attempt)
 
 static struct peer_result refusal(int code, const char *message)
 {
-	return (struct peer_result){
-	    .code = code, .message = message, .backoff = code == -EBUSY ? HEARTBEAT : 0};
+	double backoff = code == -EBUSY ? HEARTBEAT : code == -ECONNREFUSED ? NODE_TIMEOUT : 0;
+
+	return (struct peer_result){.code = code, .message = message, .backoff = backoff};
 }
 
 /* Whether the attempt may begin now. */

@@ -2,6 +2,7 @@
 /* Short heartbeats: when a node sends which kind, and that a short one does what a whole one would. */
 #include <errno.h>
 
+#include "base/json.h"
 #include "controller/foreign.h"
 #include "controller/nodes.h"
 #include "controller/reconcile.h"
@@ -553,6 +554,38 @@ START_TEST(a_busy_node_is_left_alone_until_its_next_heartbeat)
 }
 END_TEST
 
+static char *unreachable_n2(struct bed *b)
+{
+	_cleanup_json_ json_t *nodes = controller_nodes_to_json(bed_controller(b));
+	const char *why =
+	    json_get_string(json_array_get(json_object_get(nodes, "nodes"), 1), "unreachable", NULL);
+
+	return why ? strdup(why) : NULL;
+}
+
+/* Its heartbeats come, but no call reaches it: a firewall, or a wrong address in the hosts file. */
+START_TEST(a_node_that_reports_and_cannot_be_reached_is_named)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	_cleanup_free_ char *before = NULL, *after = NULL;
+	int64_t run;
+
+	bed_refuse_next(b, "n2", -ECONNREFUSED, "10.0.0.2 port 29600: Connection refused");
+	run = bed_submit(b, 2, 1);
+	bed_pass(b, 3);
+	ck_assert(controller_find_node(bed_controller(b), "n2")->up);
+	ck_assert_str_eq(
+	    bed_run(b, run)->reason,
+	    "waits for node n2, which cannot be reached: 10.0.0.2 port 29600: Connection refused");
+	before = unreachable_n2(b);
+	ck_assert_str_eq(before, "10.0.0.2 port 29600: Connection refused");
+	bed_await(b, run, RUN_RUNNING);
+	after = unreachable_n2(b);
+	ck_assert(!after);
+	bed_free(b);
+}
+END_TEST
+
 /* A flush goes through the whole queue. */
 START_TEST(what_says_nothing_new_takes_no_flush)
 {
@@ -599,6 +632,7 @@ int main(void)
 	tcase_add_test(tc, a_node_that_reports_seldom_is_down_as_soon);
 	tcase_add_loop_test(tc, a_node_is_unknown_to_a_new_controller_until_the_time_out, 0, 2);
 	tcase_add_test(tc, a_busy_node_is_left_alone_until_its_next_heartbeat);
+	tcase_add_test(tc, a_node_that_reports_and_cannot_be_reached_is_named);
 	tcase_add_test(tc, what_says_nothing_new_takes_no_flush);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
