@@ -29,6 +29,7 @@ struct preflight_request {
 	char *output_dir;  /* optional: not to be checked here */
 	char *offload_dir; /* optional: none */
 	char *log_dir;     /* optional: not to be checked */
+	char *socket;      /* of the service, which the program uses; optional: it does not */
 	/* The ranks do not have the mounts of the process that looks, which may be read-only for it alone;
 	 * optional. */
 	bool own_mounts;

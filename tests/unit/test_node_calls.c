@@ -189,11 +189,11 @@ int preflight_start(sd_event *event, struct preflight_spare *spare, const char *
 	*c = (struct preflight_call){done, context};
 	ck_assert_str_eq(launcher, "/w/dtrain-launch");
 	snprintf(looked_at, sizeof(looked_at),
-	         "%s uid %d in %s, PATH %s, engine %s, model %s, output %s, offload %s%s", what->program,
+	         "%s uid %d in %s, PATH %s, engine %s, model %s, output %s, offload %s%s%s", what->program,
 	         (int)what->uid, what->directory ? what->directory : "-", what->path,
 	         what->engine ? what->engine : "-", what->model ? what->model : "-",
 	         what->output_dir ? what->output_dir : "-", what->offload_dir ? what->offload_dir : "-",
-	         what->own_mounts ? ", own mounts" : "");
+	         what->socket ? ", socket" : "", what->own_mounts ? ", own mounts" : "");
 	ck_assert_str_eq(what->user, "u");
 	ck_assert_str_eq(what->log_dir, config->log_dir);
 	ck_assert_double_eq(seconds, 20);
@@ -475,9 +475,9 @@ START_TEST(a_preflight_looks_at_what_a_run_needs)
 	                             "bin\"],\"parallel\":{\"strategy\":\"zero3\",\"offload\":\"optimizer\","
 	                             "\"offload_dir\":\"/fast\"},\"output\":{\"dir\":\"out\"}}";
 	static const char *const wants[] = {"/w/dtrain-worker-cpu uid 5 in /home/u, PATH /opt/bin, engine "
-	                                    "cpu, model m, output out, offload /fast",
+	                                    "cpu, model m, output out, offload /fast, socket",
 	                                    "/w/dtrain-worker-cpu uid 5 in /home/u, PATH /opt/bin, engine "
-	                                    "cpu, model m, output -, offload /fast"};
+	                                    "cpu, model m, output -, offload /fast, socket"};
 	struct error err = ERROR_INIT;
 
 	ck_ok(begin(7, 1, 1, "", "a", &err), &err);

@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <netinet/in.h>
 #include <pwd.h>
 #include <sched.h>
@@ -241,7 +242,9 @@ static const struct {
     {.directory = "none",
      .program = "/bin/true",
      .code = -ENOENT,
-     .message = "directory %s/none: No such file or directory"},
+     .message =
+         "directory %s/none: No such file or directory; a run needs its directory on each of its nodes: "
+         "share it, or make copies"},
     {.directory = "bin/tool",
      .program = "/bin/true",
      .code = -ENOTDIR,
@@ -537,6 +540,35 @@ START_TEST(an_offload_directory_has_to_be_writable)
 			                  strstr(told.message, cases[i].want),
 			              "%s", told.message);
 	}
+	file_remove_tree(dir, NULL);
+}
+END_TEST
+
+/* The ranks of a task of ours use it. */
+START_TEST(the_socket_has_to_be_usable)
+{
+	const struct passwd *nobody = getpwnam("nobody");
+	const struct group *group = getgrnam("daemon");
+	_cleanup_free_ char *dir = unit_tmpdir(), *socket = str_path_join(dir, "socket");
+	struct preflight_request preflight = {
+	    .directory = dir, .program = (char *)"/bin/true", .log_dir = dir, .socket = socket};
+	struct error err = ERROR_INIT;
+	struct told told;
+
+	if (geteuid() != 0 || !nobody || !group)
+		return;
+	preflight.user = nobody->pw_name;
+	preflight.uid = nobody->pw_uid;
+	ck_ok(file_write_atomic(socket, "", 0, 0660, &err), &err);
+	ck_assert_int_eq(chmod(dir, 0755) | chown(socket, 0, group->gr_gid), 0);
+	told = look(&preflight, 20);
+	ck_assert_int_eq(told.code, -EACCES);
+	ck_assert_str_eq(told.message,
+	                 "nobody is not in group daemon here, which the ranks of native runs need: "
+	                 "as root, adduser nobody daemon");
+	ck_assert_int_eq(chmod(socket, 0666), 0);
+	told = look(&preflight, 20);
+	ck_assert_msg(told.code == 0, "%s", told.message);
 	file_remove_tree(dir, NULL);
 }
 END_TEST
@@ -1398,6 +1430,7 @@ int main(void)
 	tcase_add_test(tc, an_output_directory_has_to_be_writable);
 	tcase_add_test(tc, a_mount_that_is_read_only_for_the_service_alone_is_no_obstacle);
 	tcase_add_test(tc, an_offload_directory_has_to_be_writable);
+	tcase_add_test(tc, the_socket_has_to_be_usable);
 	tcase_add_test(tc, a_model_has_to_be_readable);
 	tcase_add_test(tc, what_changes_during_a_preflight_counts);
 	tcase_add_test(tc, a_node_that_shuts_down_starts_nothing);

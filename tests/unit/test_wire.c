@@ -182,7 +182,7 @@ static const char START[] =
 	"{\"user\":\"ada\",\"uid\":1000,\"directory\":\"/home/"                                              \
 	"ada\",\"program\":\"python3\",\"engine\":\"cpu\","                                                  \
 	"\"path\":\"/bin\",\"model\":\"m\",\"output_dir\":\"out\",\"offload_dir\":\"/nvme\",\"log_dir\":\"/" \
-	"var/log/dtrain\",\"own_mounts\":true}"
+	"var/log/dtrain\",\"socket\":\"/run/s\",\"own_mounts\":true}"
 #define USER                                                                                                 \
 	"{\"name\":\"ada\",\"home\":\"/home/ada\",\"shell\":\"/bin/sh\",\"uid\":1000,\"gid\":100,"           \
 	"\"groups\":[100,27],\"change\":true}"

@@ -449,6 +449,7 @@ static const struct {
     {pass_preflight_request, "output_dir", TEXT, 0, 0, ""},
     {pass_preflight_request, "offload_dir", TEXT, 0, 0, ""},
     {pass_preflight_request, "log_dir", TEXT, 0, 0, ""},
+    {pass_preflight_request, "socket", TEXT, 0, 0, ""},
     {pass_preflight_request, "own_mounts", OTHER, 0, 0, "false"},
     {pass_preflight_line, "step", TEXT, 0, 0, ""},
     {pass_preflight_line, "user.name", TEXT, 0, 0, NULL},

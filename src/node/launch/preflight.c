@@ -31,7 +31,7 @@ enum { LOG_SPACE = 16 << 20 };
 /* A request with all that it leaves open filled in. */
 struct check {
 	const struct run_user *user;
-	const char *directory, *program, *engine, *path, *model, *output_dir, *offload_dir;
+	const char *directory, *program, *engine, *path, *model, *output_dir, *offload_dir, *socket;
 	bool own_mounts;
 };
 
@@ -124,6 +124,11 @@ static int check_directory(const struct check *p, struct error *err)
 	step("directory %s", p->directory);
 	if (p->directory[0] != '/')
 		return error_set(err, -EINVAL, "directory %s is not an absolute path", p->directory);
+	if (stat(p->directory, &st) < 0 && errno == ENOENT)
+		return error_set(err, -ENOENT,
+		                 "directory %s: No such file or directory; a run needs its directory on each "
+		                 "of its nodes: share it, or make copies",
+		                 p->directory);
 	if (stat(p->directory, &st) < 0)
 		return error_errno(err, -errno, "directory %s", p->directory);
 	if (!S_ISDIR(st.st_mode))
@@ -236,11 +241,31 @@ static int check_offload(const struct check *p, struct error *err)
 	    because.message);
 }
 
+/* The ranks report to the service, and find each other through it. */
+static int check_socket(const struct check *p, struct error *err)
+{
+	const struct group *group;
+	struct stat st;
+
+	step("socket %s", p->socket);
+	if (may(p->socket, W_OK) != -EACCES)
+		return 0;
+	group = stat(p->socket, &st) == 0 ? getgrgid(st.st_gid) : NULL;
+	if (!group)
+		return error_set(err, -EACCES, "%s may not use the socket of dtraind, %s", p->user->name,
+		                 p->socket);
+	return error_set(err, -EACCES,
+	                 "%s is not in group %s here, which the ranks of native runs need: as root, adduser "
+	                 "%s %s",
+	                 p->user->name, group->gr_name, p->user->name, group->gr_name);
+}
+
 static int check_as_user(const struct check *p, struct error *err)
 {
 	int r;
 
-	if ((r = check_directory(p, err)) < 0 || (r = check_program(p, err)) < 0)
+	if ((r = check_directory(p, err)) < 0 || (r = check_program(p, err)) < 0 ||
+	    (p->socket && (r = check_socket(p, err)) < 0))
 		return r;
 	if (p->model) {
 		_cleanup_free_ char *path = str_path_join(p->directory, p->model);
@@ -281,6 +306,7 @@ static int check(const struct preflight_request *request, struct error *err)
 	    .model = request->model,
 	    .output_dir = request->output_dir,
 	    .offload_dir = request->offload_dir,
+	    .socket = request->socket,
 	    .own_mounts = request->own_mounts,
 	};
 	int r;
