@@ -5,12 +5,16 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <grp.h>
+#include <pwd.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -39,13 +43,35 @@ struct head {
 
 typedef int (*piece_fn)(void *context, const char *data, size_t len, struct error *err);
 
-static int connect_error(const char *path, int code, struct error *err)
+/* Who may use it is written in its group; a process has the groups of the time of its login. */
+static int permission_error(const char *path, struct error *err)
 {
-	if (code == -EACCES)
-		return error_set(err, code,
+	const struct passwd *user = getpwuid(geteuid());
+	const struct group *group;
+	struct stat st;
+
+	if (!user || stat(path, &st) < 0 || !(group = getgrgid(st.st_gid)))
+		return error_set(err, -EACCES,
 		                 "no permission to use %s: be a member of its group, and log in again "
 		                 "after joining it",
 		                 path);
+	for (char **member = group->gr_mem; *member; member++)
+		if (strcmp(*member, user->pw_name) == 0)
+			return error_set(err, -EACCES,
+			                 "no permission to use %s: %s is in group %s, but not since this "
+			                 "login: log in again",
+			                 path, user->pw_name, group->gr_name);
+	return error_set(
+	    err, -EACCES,
+	    "no permission to use %s: %s is not in group %s on this machine: as root, adduser %s "
+	    "%s; then a new login",
+	    path, user->pw_name, group->gr_name, user->pw_name, group->gr_name);
+}
+
+static int connect_error(const char *path, int code, struct error *err)
+{
+	if (code == -EACCES)
+		return permission_error(path, err);
 	if (code == -ENOENT)
 		return error_set(
 		    err, code,
@@ -147,6 +173,12 @@ static int fill(struct http_local *l, struct error *err)
 	while (n < 0 && errno == EINTR);
 	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
 		return error_set(err, -ETIMEDOUT, "dtraind at %s does not answer in time", l->socket);
+	/* systemd accepts the connection, and closes it where the service cannot be started. */
+	if (n < 0 && errno == ECONNRESET)
+		return error_set(err, -ECONNRESET,
+		                 "dtraind at %s has ended without an answer: systemctl status dtraind, or "
+		                 "journalctl -u dtraind, says why",
+		                 l->socket);
 	if (n < 0)
 		return error_errno(err, -errno, "cannot read from dtraind at %s", l->socket);
 	l->end += n;

@@ -2,8 +2,11 @@
 /* The client of the Unix socket: answers as they come over the wire, whole, in chunks, broken off, and none.
  */
 #include <errno.h>
+#include <grp.h>
+#include <pwd.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -323,6 +326,52 @@ START_TEST(a_call_sets_its_own_time)
 }
 END_TEST
 
+/* systemd has taken the connection, and the service could not be started. */
+START_TEST(a_service_that_cannot_start_is_looked_for_in_the_journal)
+{
+	static const struct fake_step step = {"GET /y ", NULL, LENGTH("2") "{}", FAKE_HOLD};
+	struct fake_service *fake = fake_service_start(path, &step, 1);
+	_cleanup_(http_local_closep) struct http_local *l = NULL;
+	struct error err = ERROR_INIT;
+	int status;
+
+	ck_ok(http_local_open(path, &l, &err), &err);
+	io.read_error = ECONNRESET;
+	ck_assert_int_eq(http_local_json(l, "GET", "/y", NULL, NULL, &status, NULL, &err), -ECONNRESET);
+	io.read_error = 0;
+	ck_assert_ptr_nonnull(strstr(err.message, "journalctl -u dtraind"));
+	while (fake_service_taken(fake) < 1)
+		usleep(1000);
+	http_local_close(steal_pointer(l));
+	fake_service_stop(fake);
+}
+END_TEST
+
+/* The group of the socket, and what makes a user a member of it. */
+START_TEST(who_may_not_use_the_socket_is_told_the_group)
+{
+	const struct passwd *nobody = getpwnam("nobody");
+	const struct group *group = getgrnam("daemon");
+	_cleanup_free_ char *want =
+	    str_printf("no permission to use %s: nobody is not in group daemon on this machine: as root, "
+	               "adduser nobody daemon; then a new login",
+	               path);
+	struct fake_service *fake;
+	struct http_local *l;
+	struct error err = ERROR_INIT;
+
+	if (geteuid() != 0 || !nobody || !group)
+		return;
+	fake = fake_service_start(path, NULL, 0);
+	ck_assert_int_eq(chmod(dir, 0755) | chown(path, 0, group->gr_gid) | chmod(path, 0660), 0);
+	ck_assert_int_eq(setgroups(0, NULL) | setegid(nobody->pw_gid) | seteuid(nobody->pw_uid), 0);
+	ck_assert_int_eq(http_local_open(path, &l, &err), -EACCES);
+	ck_assert_int_eq(seteuid(0), 0);
+	ck_assert_str_eq(err.message, want);
+	fake_service_stop(fake);
+}
+END_TEST
+
 /* An error of the socket ends the call, and every one after it. */
 START_TEST(a_connection_that_breaks_is_of_no_more_use)
 {
@@ -549,6 +598,8 @@ int main(void)
 	tcase_add_test(c, a_call_is_made_in_small_steps);
 	tcase_add_test(c, a_call_sets_its_own_time);
 	tcase_add_test(c, a_connection_that_breaks_is_of_no_more_use);
+	tcase_add_test(c, a_service_that_cannot_start_is_looked_for_in_the_journal);
+	tcase_add_test(c, who_may_not_use_the_socket_is_told_the_group);
 	tcase_add_test(c, json_comes_and_goes);
 	tcase_add_test(c, a_body_comes_piece_by_piece);
 	tcase_add_test(c, a_service_that_is_not_there);
