@@ -39,11 +39,31 @@ const struct command *command_find(const char *name)
 	return NULL;
 }
 
+/* What other programs call them: Slurm, Docker, Kubernetes, torchrun, and what is said in their place. */
+static const struct {
+	const char *name, *here;
+} other_names[] = {
+    {"run", "submit"},        {"start", "submit"},   {"train", "submit"},    {"launch", "submit"},
+    {"sbatch", "submit"},     {"srun", "submit"},    {"torchrun", "submit"}, {"ls", "runs"},
+    {"list", "runs"},         {"ps", "runs"},        {"jobs", "runs"},       {"queue", "runs"},
+    {"squeue", "runs"},       {"status", "runs"},    {"history", "runs"},    {"describe", "show"},
+    {"inspect", "show"},      {"stop", "cancel"},    {"rm", "cancel"},       {"delete", "cancel"},
+    {"scancel", "cancel"},    {"tail", "logs"},      {"attach", "watch"},    {"top", "watch"},
+    {"progress", "watch"},    {"info", "nodes"},     {"sinfo", "nodes"},     {"hosts", "nodes"},
+    {"gpus", "devices"},      {"cordon", "drain"},   {"undrain", "resume"},  {"uncordon", "resume"},
+    {"chat", "generate"},     {"infer", "generate"}, {"merge", "export"},    {"convert", "export"},
+    {"validate", "check"},    {"lint", "check"},     {"plan", "estimate"},   {"tokenize", "tokenizer"},
+    {"version", "--version"},
+};
+
 const char *command_nearest(const char *name)
 {
 	size_t best = strlen(name) / 3 + 2;
 	const char *found = NULL;
 
+	for (size_t i = 0; i < ARRAY_SIZE(other_names); i++)
+		if (str_eq(other_names[i].name, name))
+			return other_names[i].here;
 	for (size_t i = 0; i < command_count; i++) {
 		size_t d = str_distance(commands[i].name, name);
 

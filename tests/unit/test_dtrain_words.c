@@ -43,6 +43,10 @@ START_TEST(a_misspelled_command_is_recognized)
 	ck_assert_str_eq(command_nearest("rusn"), "runs");
 	ck_assert_str_eq(command_nearest("lgs"), "logs");
 	ck_assert_str_eq(command_nearest("cancle"), "cancel");
+	ck_assert_str_eq(command_nearest("train"), "submit"); /* not drain */
+	ck_assert_str_eq(command_nearest("stop"), "cancel");
+	ck_assert_str_eq(command_nearest("undrain"), "resume");
+	ck_assert_str_eq(command_nearest("version"), "--version");
 	ck_assert_ptr_null(command_nearest("qqqqqqq"));
 	ck_assert_ptr_eq(command_find("submit")->run, cmd_submit);
 	ck_assert_ptr_null(command_find("submti"));
