@@ -131,15 +131,36 @@ const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf,
 	return found ? keys_name(found, buf, size) : near;
 }
 
+/* One with its group, such as zero_optimization.stage, before the last word alone. */
+static const struct key_name *find_other_name(const struct keys *keys, const char *dotted)
+{
+	const struct key_name *found = NULL;
+	size_t length = strlen(dotted);
+
+	for (const struct key_name *n = keys->other_names; n && n->name; n++) {
+		size_t own = strlen(n->name);
+		bool ends = own <= length && strcmp(dotted + length - own, n->name) == 0;
+
+		if (ends && (own == length || dotted[length - own - 1] == '.') &&
+		    (!found || own > strlen(found->name)))
+			found = n;
+	}
+	return found;
+}
+
 int keys_unknown(const struct keys *keys, const char *where, const char *dotted, struct error *err)
 {
 	char buf[NAME_MAX_LEN];
-	const char *near = keys_nearest(keys, dotted, buf, sizeof(buf)), *last = strrchr(dotted, '.');
+	const char *near = keys_nearest(keys, dotted, buf, sizeof(buf));
+	const struct key_name *other = find_other_name(keys, dotted);
 
-	for (const struct key_name *n = keys->other_names; n && n->name; n++)
-		if (strcmp(n->name, last ? last + 1 : dotted) == 0)
-			return error_set(err, -EINVAL, "%s: %s: unknown key; here it is %s", where, dotted,
-			                 n->here);
+	if (other && !other->here)
+		return error_set(err, -EINVAL,
+		                 "%s: %s: unknown key; nothing corresponds to it here: leave it out", where,
+		                 dotted);
+	if (other)
+		return error_set(err, -EINVAL, "%s: %s: unknown key; here it is %s", where, dotted,
+		                 other->here);
 	if (near)
 		return error_set(err, -EINVAL, "%s: %s: unknown key; did you mean %s?", where, dotted, near);
 	return error_set(err, -EINVAL, "%s: %s: unknown key", where, dotted);

@@ -43,8 +43,8 @@ struct key {
 	const char *help;     /* one line for the man page */
 };
 
-/* A name that other programs have for a key, without a group, and what the key is here: its dotted name,
- * maybe with its value. */
+/* A name that other programs have for a key, without a group unless that is needed to know it, and what the
+ * key is here: its dotted name, maybe with its value; NULL: nothing corresponds to it. */
 struct key_name {
 	const char *name, *here;
 };

@@ -444,10 +444,29 @@ static int refuse_program(const char *path, struct error *err)
 	                 path, with, *with || strchr(path, '/') ? "" : "./", path);
 }
 
+/* A file of another program, in a format that is not that of a run file. */
+static bool is_foreign(const char *path, const char **format)
+{
+	*format = str_ends(path, ".yaml") || str_ends(path, ".yml") ? "YAML"
+	          : str_ends(path, ".json")                         ? "JSON"
+	                                                            : NULL;
+	return *format;
+}
+
+static int refuse_foreign(const char *path, const char *format, struct error *err)
+{
+	return error_set(
+	    err, -EINVAL,
+	    "%s is a file in %s; a run file is written name = \"value\"; section = { key = 1; }; "
+	    "and dtrain-run(5) has what the keys of other programs are in it (NAMES OF OTHER PROGRAMS)",
+	    path, format);
+}
+
 int run_config_read(const char *path, const char *const *overrides, struct run_config **out,
                     struct error *err)
 {
 	_cleanup_free_ char *text = NULL;
+	const char *format;
 	size_t len;
 	int r;
 
@@ -457,7 +476,9 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
 	if (strlen(text) != len)
 		return error_set(err, -EINVAL, "%s: not a text file: a NUL byte in it", path);
 	if ((r = run_config_parse(text, path, overrides, out, err)) < 0)
-		return is_program(path, text) ? refuse_program(path, err) : r;
+		return is_program(path, text)      ? refuse_program(path, err)
+		       : is_foreign(path, &format) ? refuse_foreign(path, format, err)
+		                                   : r;
 	if (!(*out)->name) {
 		(*out)->name = name_from_path(path);
 		if (!(*out)->name) {

@@ -748,8 +748,16 @@ START_TEST(names_of_other_programs_are_known)
 	    {"per_device_train_batch_size = 1;", NULL,
 	     "x.conf:1: per_device_train_batch_size: unknown key; here it is train.micro_batch"},
 	    {"lora = { r = 8; };", NULL, "x.conf:1: lora.r: unknown key; here it is lora.rank"},
+	    {"zero_optimization = { stage = 2; };", NULL,
+	     "x.conf:1: zero_optimization: unknown key; here it is parallel.strategy"},
+	    {"do_train = true;", NULL,
+	     "x.conf:1: do_train: unknown key; nothing corresponds to it here: leave it out"},
 	    {"task = \"sft\";", "model.lora_rank=8",
 	     "--set: model.lora_rank: unknown key; here it is lora.rank"},
+	    {"task = \"sft\";", "zero_optimization.stage=2",
+	     "--set: zero_optimization.stage: unknown key; here it is parallel.strategy"},
+	    {"task = \"sft\";", "zero_optimization.offload_optimizer.device=cpu",
+	     "--set: zero_optimization.offload_optimizer.device: unknown key; here it is parallel.offload"},
 	    {"resources = { gpus_per_node = 8; };", NULL,
 	     "x.conf:1: resources.gpus_per_node: unknown key; here it is resources.devices_per_node"},
 	    {"train = { bf16 = true; };", NULL,
@@ -791,7 +799,12 @@ START_TEST(a_byte_order_mark_is_skipped)
 }
 END_TEST
 
-/* A program in place of a run file: how it is submitted. */
+#define INSTEAD                                                                                              \
+	"a run file is written name = \"value\"; section = { key = 1; }; and dtrain-run(5) has what the "    \
+	"keys "                                                                                              \
+	"of other programs are in it (NAMES OF OTHER PROGRAMS)"
+
+/* A program in place of a run file: how it is submitted. A file of another program: how one is written. */
 START_TEST(a_program_is_not_a_run_file)
 {
 	static const struct {
@@ -809,6 +822,8 @@ START_TEST(a_program_is_not_a_run_file)
 	     " is a program, not a run file; a command goes after --: dtrain submit -- %s"},
 	    {"u", "#!/usr/bin/env -S dtrain submit\nx = 1;\n", ":2: x: unknown key"},
 	    {"t.conf", "x = 1;\n", ":1: x: unknown key"},
+	    {"t.yaml", "model_name_or_path: /models/x\n", " is a file in YAML; " INSTEAD},
+	    {"t.json", "{\"zero_optimization\": {\"stage\": 2}}\n", " is a file in JSON; " INSTEAD},
 	};
 	_cleanup_free_ char *dir = unit_tmpdir();
 

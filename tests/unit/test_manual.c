@@ -177,12 +177,15 @@ START_TEST(each_other_name_of_a_key_is_described)
 	                    *text = section(page, "NAMES OF OTHER PROGRAMS"), *keys = section(page, "KEYS");
 	size_t rows = 0, names = 0;
 
-	for (const struct key_name *n = run_keys.other_names; n->name; n++, names++) {
-		_cleanup_free_ char *row = str_printf("\n%s\t%s\n", n->name, n->here),
-		                    *key = str_printf("@TP\n%.*s\n", (int)strcspn(n->here, " "), n->here);
+	for (const struct key_name *n = run_keys.other_names; n->name; n++) {
+		_cleanup_free_ char *row =
+		    n->here ? str_printf("\n%s\t%s\n", n->name, n->here) : str_printf("\n%s", n->name);
+		_cleanup_free_ char *key =
+		    n->here ? str_printf("@TP\n%.*s\n", (int)strcspn(n->here, " ,"), n->here) : NULL;
 
 		ck_assert_msg(strstr(text, row), "man/dtrain-run.5 lacks the name %s", n->name);
-		ck_assert_msg(strstr(keys, key), "%s: there is no key %s", n->name, n->here);
+		ck_assert_msg(!key || strstr(keys, key), "%s: there is no key %s", n->name, n->here);
+		names += n->here != NULL;
 	}
 	for (const char *p = text; *p; p++)
 		rows += *p == '\t';
