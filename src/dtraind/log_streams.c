@@ -33,6 +33,7 @@ struct source {
 	int64_t position;   /* behind what has come; -1: not known */
 	struct frame_reader frames;
 	bool framed, bad, done; /* of another node's answer: it is frames; it is an error */
+	bool none;              /* of these: there is no log */
 };
 
 struct view {
@@ -250,7 +251,9 @@ static int open_local(struct source *s, struct error *err)
 
 static void lose_rest(struct source *s)
 {
-	write_message(s, "(dtrain: this log cannot be read to its end)");
+	write_message(s, s->none
+	                     ? "(dtrain: there is no log: the rank was not started, or its log was removed)"
+	                     : "(dtrain: this log cannot be read to its end)");
 }
 
 static void on_headers(void *context, int status, const char *type)
@@ -258,6 +261,7 @@ static void on_headers(void *context, int status, const char *type)
 	struct source *s = context;
 
 	s->bad = status < 200 || status > 299;
+	s->none = status == 404;
 	s->framed = str_eq(type, FRAME_TYPE);
 	/* Of an older version: without a tail it begins with the first byte. */
 	s->position = s->framed || s->view->query.tail >= 0 ? -1 : 0;

@@ -393,8 +393,19 @@ START_TEST(an_error_of_another_node_is_not_a_log)
 {
 	fake_client.refusal = NULL;
 	serve_merged(2);
-	fake_client_answer(fake_client_last(), 404, "application/json", "{}\n", 0, true);
+	fake_client_answer(fake_client_last(), 500, "application/json", "{}\n", 0, true);
 	ck_assert_str_eq(text(), "[1] (dtrain: this log cannot be read to its end)\n");
+}
+END_TEST
+
+/* Another node of the attempt has refused its start, or has ended before this rank was started. */
+START_TEST(a_rank_that_was_not_started_has_no_log)
+{
+	fake_client.refusal = NULL;
+	serve_merged(2);
+	fake_client_answer(fake_client_last(), 404, "application/json", "{}\n", 0, true);
+	ck_assert_str_eq(text(),
+	                 "[1] (dtrain: there is no log: the rank was not started, or its log was removed)\n");
 }
 END_TEST
 
@@ -574,6 +585,7 @@ int main(void)
 	tcase_add_test(c, no_log_is_sent_without_memory);
 	tcase_add_test(c, a_rank_whose_log_is_lost_is_named);
 	tcase_add_test(c, an_error_of_another_node_is_not_a_log);
+	tcase_add_test(c, a_rank_that_was_not_started_has_no_log);
 	tcase_add_test(c, a_log_that_cannot_be_asked_for_is_named);
 	tcase_add_test(c, a_slow_caller_holds_other_nodes_up);
 	tcase_add_test(c, a_log_has_positions);
