@@ -74,10 +74,13 @@ static bool is_directory(const char *path)
 	return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* "596.0 M" */
+/* "596.0 M"; few parameters, such as those of an adapter, are counted: "16384". */
 static const char *millions(char *buf, size_t size, int64_t n)
 {
-	snprintf(buf, size, "%.1f M", (double)n / 1e6);
+	if (n < 100000)
+		snprintf(buf, size, "%lld", (long long)n);
+	else
+		snprintf(buf, size, "%.1f M", (double)n / 1e6);
 	return buf;
 }
 

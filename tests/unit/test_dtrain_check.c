@@ -289,6 +289,9 @@ START_TEST(what_is_no_model_is_explained)
 	     "dtrain generate with --adapter\n"},
 	    {"-s model.path=./none", "dtrain: m.conf: model.path: cannot read ./none: No such file or "
 	                             "directory\n"},
+	    {"-s model.path=stopped", "dtrain: m.conf: model.path: stopped has no model, but checkpoints of "
+	                              "a run that has not ended: name one "
+	                              "of them, such as stopped/checkpoint-20\n"},
 	};
 
 	_cleanup_(call_release) struct call none = {0};
@@ -297,6 +300,9 @@ START_TEST(what_is_no_model_is_explained)
 	                     "/tests/engine/bytes\"; }; generate = { prompt = \"x\"; };");
 	ck_assert_int_eq(mkdir("adapter", 0700), 0);
 	write_file("adapter/adapter_config.json", "{\"peft_type\": \"LORA\"}");
+	ck_assert_int_eq(mkdir("stopped", 0700) | mkdir("stopped/checkpoint-8", 0700) |
+	                     mkdir("stopped/checkpoint-20", 0700),
+	                 0);
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		_cleanup_free_ char *line = str_printf("check %s m.conf", cases[i].options);
 		_cleanup_(call_release) struct call call = fixture_call(cmd_check, line);
@@ -583,13 +589,13 @@ static const struct {
 	int status;
 	const char *words;
 } looks[] = {
-    {"check s.conf", 0, "model       whole: llama, 1 layers, 0.0 M parameters\n"},
+    {"check s.conf", 0, "model       whole: llama, 1 layers, 3064 parameters\n"},
     {"check -s data.template=qwen s.conf", 0, "template    qwen (by data.template)\n"},
     {"check s.conf", 0, "tokenizer   whole: 259 tokens\n"},
     {"check -s generate.chat=true g.conf", 0, "template    default (the tokenizer has no chat template)\n"},
     {"check s.conf", 0, "s.conf: fine\n"},
     {"check -s task=reward -s data.path=pairs.json s.conf", 0,
-     "model       whole: llama, 1 layers, 0.0 M parameters, with a new score head\n"},
+     "model       whole: llama, 1 layers, 3072 parameters, with a new score head\n"},
     {"check -s model.path=good.json s.conf", 1, "s.conf: model.path: good.json is not a directory\n"},
     {"check -s task=dpo -s data.path=pairs.json -s preference.reference=other s.conf", 0,
      "reference   other\n"},
@@ -597,11 +603,11 @@ static const struct {
      "s.conf: preference.reference: "},
     {"check -s task=dpo -s data.path=pairs.json -s preference.reference=good.json s.conf", 1,
      "s.conf: preference.reference: good.json is not a directory\n"},
-    {"check -s lora.rank=2 -s lora.target=q_proj s.conf", 0, "trained     0.0 M parameters\n"},
+    {"check -s lora.rank=2 -s lora.target=q_proj s.conf", 0, "trained     32 parameters\n"},
     {"check -s lora.rank=2 -s lora.alpha=4 -s lora.target=q_proj -s lora.from=adapter s.conf", 0,
-     "trained     0.0 M parameters, from the adapter in adapter\n"},
+     "trained     32 parameters, from the adapter in adapter\n"},
     {"check -s lora.rank=2 -s lora.alpha=4 -s lora.target=q_proj -s lora.from=odd s.conf", 1, "s.conf: "},
-    {"check -s train.freeze_trainable_layers=1 s.conf", 0, "trained     0.0 M parameters\n"},
+    {"check -s train.freeze_trainable_layers=1 s.conf", 0, "trained     656 parameters\n"},
     {"check g.conf", 0, "g.conf: fine\n"},
     {"check g.conf", 0,
      "not checked: that the model is on the node that runs it, and that its device has enough memory\n"},

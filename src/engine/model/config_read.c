@@ -2,6 +2,7 @@
 /* Reads a Hugging Face config.json: its family's row of the table says which keys count. */
 #include "engine/model/model_config.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -483,13 +484,30 @@ int model_config_parse(const char *text, size_t len, const char *where, struct m
 	return 0;
 }
 
-/* The reason why `file` cannot be read, for two common mistakes: a model that was named as on a
- * hub, and an adapter in place of a model. 0: another one. */
+/* Of the newest checkpoint-N in the directory: N; -1: there is none. */
+static int64_t newest_checkpoint(const char *directory)
+{
+	DIR *list = opendir(directory);
+	int64_t newest = -1, step;
+	const struct dirent *d;
+
+	while (list && (d = readdir(list)))
+		if (str_starts(d->d_name, "checkpoint-") &&
+		    str_to_int64(d->d_name + strlen("checkpoint-"), 0, INT64_MAX, &step) == 0)
+			newest = MAX(newest, step);
+	if (list)
+		closedir(list);
+	return newest;
+}
+
+/* The reason why `file` cannot be read, for three common mistakes: a model that was named as on a
+ * hub, an adapter in place of a model, and the output directory of a run that was stopped. 0: another one. */
 static int explain_missing(const char *file, struct error *err)
 {
 	static const char config[] = "/config.json";
 	_cleanup_free_ char *directory =
 	    str_ends(file, config) ? strndup(file, strlen(file) - strlen(config)) : strdup(file);
+	int64_t step;
 
 	if (!directory)
 		return error_oom(err);
@@ -500,6 +518,12 @@ static int explain_missing(const char *file, struct error *err)
 		                 "%s is an adapter, not a model; name the model that it belongs to, and the "
 		                 "adapter with lora.from, or for dtrain generate with --adapter",
 		                 directory);
+	step = file_exists_in(directory, config + 1) ? -1 : newest_checkpoint(directory);
+	if (step >= 0)
+		return error_set(err, -ENOENT,
+		                 "%s has no model, but checkpoints of a run that has not ended: name one of "
+		                 "them, such as %s/checkpoint-%lld",
+		                 directory, directory, (long long)step);
 	return 0;
 }
 
