@@ -4,6 +4,9 @@
  *
  *   unknown --users_find--> looked up --answer, or deadline--> known --users_find after `keep`--> known, and
  *   looked up once more --answer--> known
+ *
+ * Of a user who has not called for twice as long as `keep` nothing is known any more, but for a name where
+ * the database does not answer: who has left the group of administrators, if only days ago, is none.
  */
 #include "http/users.h"
 
@@ -203,6 +206,11 @@ static void forget_last(struct users *users)
 	user_free(u);
 }
 
+static bool is_outdated(const struct user *u)
+{
+	return clock_monotonic() >= u->fresh + u->users->options.keep;
+}
+
 int users_find(struct users *users, uid_t uid, const char **name)
 {
 	struct user *u = find(users, uid);
@@ -216,7 +224,7 @@ int users_find(struct users *users, uid_t uid, const char **name)
 	if (!u->look_up && (!u->known || clock_monotonic() >= u->fresh))
 		r = start_look_up(u);
 	*name = u->name[0] ? u->name : NULL;
-	return r < 0 ? r : u->known;
+	return r < 0 ? r : u->known && !(u->look_up && is_outdated(u));
 }
 
 bool users_is_admin(const struct users *users, uid_t uid)

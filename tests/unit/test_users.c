@@ -247,15 +247,17 @@ START_TEST(an_old_name_is_looked_up_again)
 {
 	int changes = 0;
 	sd_event *event;
-	struct users *users = start_users(&event, 60, 1e-9, &changes);
+	struct users *users = start_users(&event, 60, 3600, &changes);
 	const char *name = "";
 
 	ck_assert(!users_find(users, 1000, &name));
 	sem_post(&database);
 	await(event, &changes, 1);
+	ahead = 3601;
 	ck_assert(users_find(users, 1000, &name));
 	ck_assert_str_eq(name, "user1000");
 	sem_post(&database);
+	ahead = 0;
 	await(event, &changes, 2);
 	ck_assert_int_eq(asked, 2);
 	users_destroy(users);
@@ -454,30 +456,62 @@ static bool ask_for_root(uid_t uid, char *name)
 	return root_is_there;
 }
 
-/* The database may change: whoever loses the name loses the rights that it gives. */
-START_TEST(a_user_who_is_removed_is_no_administrator_any_more)
+/* With an hour of `keep`; 4000 has been looked up, and is one by the group of root. */
+static struct users *start_administrator(sd_event **event, int *changes)
 {
-	struct users_options options = {.keep = 1e-9, .look_up = ask_for_root, .admin_group = "root"};
+	struct users_options options = {.keep = 3600, .look_up = ask_for_root, .admin_group = "root"};
 	struct error err = ERROR_INIT;
 	struct users *users;
 	const char *name;
-	sd_event *event;
-	int changes = 0;
 
 	root_is_there = true;
-	ck_assert_int_ge(sd_event_new(&event), 0);
-	ck_ok(users_create(event, &options, count_change, &changes, &users, &err), &err);
+	ck_assert_int_ge(sd_event_new(event), 0);
+	ck_ok(users_create(*event, &options, count_change, changes, &users, &err), &err);
 	ck_assert_int_eq(users_find(users, 4000, &name), 0);
-	await(event, &changes, 1);
+	await(*event, changes, 1);
 	ck_assert(users_is_admin(users, 4000));
+	return users;
+}
+
+/* The database may change: whoever loses the name loses the rights that it gives. */
+START_TEST(a_user_who_is_removed_is_no_administrator_any_more)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_administrator(&event, &changes);
+	const char *name;
+
 	root_is_there = false;
+	ahead = 3601; /* within a second time of that length it is what it was */
 	ck_assert_int_eq(users_find(users, 4000, &name), 1);
 	ck_assert_str_eq(name, "root");
 	ck_assert(users_is_admin(users, 4000));
+	ahead = 0;
 	await(event, &changes, 2);
 	ck_assert(!users_is_admin(users, 4000));
 	ck_assert_int_eq(users_find(users, 4000, &name), 1);
 	ck_assert_ptr_null(name);
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
+/* Who has not called for long is not what they were then. */
+START_TEST(an_administrator_of_long_ago_is_looked_up_first)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_administrator(&event, &changes);
+	const char *name;
+
+	root_is_there = false;
+	ahead = 7300;
+	ck_assert_int_eq(users_find(users, 4000, &name), 0);
+	ahead = 0;
+	await(event, &changes, 2);
+	ck_assert_int_eq(users_find(users, 4000, &name), 1);
+	ck_assert_ptr_null(name);
+	ck_assert(!users_is_admin(users, 4000));
 	users_destroy(users);
 	sd_event_unref(event);
 }
@@ -557,5 +591,6 @@ int main(void)
 	tcase_add_test(c, who_was_not_found_is_looked_up_again_soon);
 	tcase_add_test(c, a_user_has_no_name_where_no_thread_can_be_started);
 	tcase_add_test(c, a_user_who_is_removed_is_no_administrator_any_more);
+	tcase_add_test(c, an_administrator_of_long_ago_is_looked_up_first);
 	return unit_run(s);
 }
