@@ -167,7 +167,7 @@ START_TEST(test_templates)
 	ck_assert_int_eq(choice.source, TEMPLATE_FALLBACK);
 	template_choice_clear(&choice);
 	ck_fails(template_choose("lama3", &tok, &choice, &err), &err,
-	         "unknown template 'lama3'; known are: alpaca, ");
+	         "unknown template 'lama3'; did you mean llama3? known are: alpaca, ");
 	ck_assert_ptr_nonnull(strstr(err.message, "zephyr"));
 	/* Each has slots with exactly one place for the content, and system_in_user a system of one text.
 	 * Where a template has no text for the end of an answer, the end token is there, or once after the

@@ -70,7 +70,7 @@ static const struct {
      "/tests/engine/bytes has ids up to 258, but the model's vocab_size is 258; expected a vocab_size of at "
      "least 259\n",
      false},
-    {"data.template=qwenn", "data.template: unknown template 'qwenn'; known are: ", true},
+    {"data.template=qwenn", "data.template: unknown template 'qwenn'; did you mean qwen? known are: ", true},
     {"data.tool_prompt=good.json",
      "data.tool_prompt: good.json: {{tools}} is missing; it has to stand where the list of tools goes\n",
      false},

@@ -65,15 +65,25 @@ const struct template *template_at(size_t i)
 int template_find(const char *name, const struct template **out, struct error *err)
 {
 	_cleanup_strbuf_ struct strbuf names = {0};
+	size_t best = strlen(name) / 3 + 1;
+	const char *near = NULL;
 
 	for (const struct template *t = template_table; t->name; t++)
 		if (str_eq(t->name, name)) {
 			*out = t;
 			return 0;
 		}
-	for (const struct template *t = template_table; t->name; t++)
+	for (const struct template *t = template_table; t->name; t++) {
+		size_t d = str_distance(t->name, name);
+
+		if (d < best) {
+			best = d;
+			near = t->name;
+		}
 		strbuf_addf(&names, "%s%s", names.len ? ", " : "", t->name);
-	return error_set(err, -EINVAL, "unknown template '%s'; known are: %s", name,
+	}
+	return error_set(err, -EINVAL, "unknown template '%s'; %s%s%sknown are: %s", name,
+	                 near ? "did you mean " : "", near ? near : "", near ? "? " : "",
 	                 names.data ? names.data : "");
 }
 
