@@ -124,8 +124,10 @@ struct run {
 	bool stops_on_partition; /* a node that is cut off ends its part when the lease has run out */
 
 	/* Bookkeeping of the owner. */
-	bool dirty;   /* differs from the store */
-	bool refused; /* the store has refused its last change */
+	bool dirty;   /* has changed since it was last written, or since the store has refused that */
+	bool refused; /* what was last written of it: it differs from the store, also where it is not dirty */
+	/* That is tried again at `write_at`, monotonic, so many seconds after the refusal. */
+	double write_delay, write_at;
 	bool changed; /* its version grew after waiters and feed were last notified */
 	/* Numbers of the owner's commits: the one that makes the run known to the store, the last one that it
 	 * is a part of, and the one that must be on disk before any caller or node learns of its changes. 0:

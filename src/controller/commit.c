@@ -6,11 +6,14 @@
  * numbered: a change that must be on disk first makes its run await the next one that will begin. A run that
  * is changed while it is being written is dirty again, and is written once more. What a failed commit held is
  * in the next one, except for new runs: their submissions are answered with an error. The same is done with a
- * run whose record is larger than the store accepts, while the others of its commit are on disk.
+ * run whose record is larger than the store accepts, while the others of its commit are on disk; but it is
+ * not in each of the next commits. It is tried again after a second, then after twice as long each time, and
+ * at once when it changes, or when a caller waits for it.
  */
 #include "controller/commit.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/log.h"
@@ -18,6 +21,11 @@
 #include "controller/internal.h"
 
 #define LAZY_COMMIT_SECONDS 1.0 /* what need not be on disk at once is there after so long */
+
+/* After so many seconds what the store has refused of a run is tried again; doubled with each refusal in a
+ * row, but no more than the latter. */
+#define FIRST_WRITE_DELAY   1.0
+#define LONGEST_WRITE_DELAY 60.0
 
 struct commit_waiter {
 	struct controller *controller;
@@ -83,10 +91,12 @@ static bool says_refused(const struct run *r)
 }
 
 /* It is the reason of a run that has no other one. */
-static void set_refused(struct run *r, const char *why)
+static void set_refused(struct controller *c, struct run *r, const char *why)
 {
 	if (!r->refused)
 		log_err("run %lld: %s%s", (long long)r->id, cannot_be_written, why);
+	r->write_delay = r->refused ? MIN(2 * r->write_delay, LONGEST_WRITE_DELAY) : FIRST_WRITE_DELAY;
+	r->write_at = controller_now(c) + r->write_delay;
 	r->refused = true;
 	if (r->reason)
 		return;
@@ -100,6 +110,7 @@ static void set_accepted(struct run *r)
 	if (!r->refused)
 		return;
 	r->refused = false;
+	log_info("run %lld: it can be written into the store again", (long long)r->id);
 	if (!says_refused(r))
 		return;
 	free(steal_pointer(r->reason));
@@ -107,8 +118,14 @@ static void set_accepted(struct run *r)
 	r->changed = true;
 }
 
-/* Each commit tries again to write what the store has refused of runs that it has. Until it does, nothing of
- * that starts or is answered. */
+/* The newest commit does not have what is to be answered, notified or started of the run. */
+static void await_next(const struct controller *c, struct run *r)
+{
+	if (!controller_is_committed(c, r))
+		r->awaits = c->commits + 1;
+}
+
+/* Before the commit counts as one that is on disk: what it has refused of runs is not. */
 static void keep_refused(struct controller *c)
 {
 	for (size_t i = 0; i < c->queue.count; i++) {
@@ -122,11 +139,18 @@ static void keep_refused(struct controller *c)
 			set_accepted(r);
 			continue;
 		}
-		set_refused(r, why);
-		r->dirty = true;
-		if (r->awaits == c->commits)
-			r->awaits++;
+		set_refused(c, r, why);
+		await_next(c, r);
 	}
+}
+
+/* Unless an earlier commit is due. */
+static void commit_at(struct controller *c, double at)
+{
+	if (c->lazy_commit > 0 && c->lazy_commit <= at)
+		return;
+	c->lazy_commit = at;
+	controller_set_timer(c, CONTROLLER_LAZY_COMMIT, at);
 }
 
 /* Keeps what a failed commit had for the next one. Until that is on disk, nothing of it starts or is
@@ -140,7 +164,7 @@ static void keep_changes(struct controller *c)
 			r->dirty = true;
 	}
 	c->commit = true;
-	commit_lazily(c);
+	commit_at(c, controller_now(c) + LAZY_COMMIT_SECONDS);
 }
 
 /* A commit that has failed is tried again each second: of a disk that is full for hours, the log says so
@@ -171,8 +195,8 @@ static void on_committed(void *context, int code, const struct error *err)
 		keep_changes(c);
 	} else {
 		log_success(c);
-		c->committed = c->commits;
 		keep_refused(c);
+		c->committed = c->commits;
 		submissions_answer(c, NULL);
 		call_waiters(c, NULL);
 	}
@@ -190,6 +214,21 @@ static void update(struct controller *c, struct run *r)
 		r->reason = reason;
 }
 
+static bool is_awaited(const struct controller *c, const struct run *r)
+{
+	for (const struct commit_waiter *w = c->commit_waiters; w; w = w->next)
+		if (w->run == r->id)
+			return true;
+	return false;
+}
+
+/* Is it to be in a commit that begins now? The end of the controller is the last chance. */
+static bool is_due(const struct controller *c, const struct run *r)
+{
+	return r->dirty ||
+	       (r->refused && (r->write_at <= controller_now(c) || c->ending || is_awaited(c, r)));
+}
+
 void commit_changes(struct controller *c, void (*done)(struct controller *c))
 {
 	if (store_is_busy(c->store))
@@ -200,19 +239,37 @@ void commit_changes(struct controller *c, void (*done)(struct controller *c))
 	for (size_t i = 0; i < c->queue.count; i++) {
 		struct run *r = c->queue.list[i];
 
-		if (!r->dirty)
-			continue;
-		update(c, r);
-		r->dirty = false;
-		r->written_by = c->commits;
+		if (is_due(c, r)) {
+			update(c, r);
+			r->dirty = false;
+			r->write_at = HUGE_VAL; /* until the store has refused it again */
+			r->written_by = c->commits;
+		} else if (r->refused)
+			await_next(c, r);
 	}
 	store_commit(c->store, on_committed, c);
 }
 
 void commit_lazily(struct controller *c)
 {
-	if (c->lazy_commit)
-		return;
-	c->lazy_commit = true;
-	controller_set_timer(c, CONTROLLER_LAZY_COMMIT, controller_now(c) + LAZY_COMMIT_SECONDS);
+	double at = HUGE_VAL;
+
+	for (size_t i = 0; i < c->queue.count; i++) {
+		const struct run *r = c->queue.list[i];
+
+		if (r->dirty)
+			at = MIN(at, controller_now(c) + LAZY_COMMIT_SECONDS);
+		else if (r->refused)
+			at = MIN(at, r->write_at);
+	}
+	if (at < HUGE_VAL)
+		commit_at(c, at);
+}
+
+bool commit_is_due(const struct controller *c)
+{
+	for (size_t i = 0; i < c->queue.count; i++)
+		if (is_due(c, c->queue.list[i]))
+			return true;
+	return false;
 }

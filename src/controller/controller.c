@@ -16,13 +16,9 @@
 /* What is on disk is started and told. */
 static void advance(struct controller *c)
 {
-	bool dirty = false;
-
 	start_placed(c);
 	notify_changes(c);
-	for (size_t i = 0; i < c->queue.count; i++)
-		dirty = dirty || c->queue.list[i]->dirty;
-	if (dirty && !c->commit)
+	if (!c->commit)
 		commit_lazily(c);
 	if (c->options.flushed)
 		c->options.flushed(c->options.context);
@@ -54,8 +50,9 @@ void controller_run_timer(struct controller *c, enum controller_timer timer)
 		flush(c);
 		break;
 	case CONTROLLER_LAZY_COMMIT:
-		c->lazy_commit = false;
-		c->commit = true;
+		c->lazy_commit = 0;
+		/* What the store has refused may be there by now, since a caller has waited for it. */
+		c->commit = c->commit || commit_is_due(c);
 		controller_touch(c);
 		break;
 	case CONTROLLER_EXPIRY:

@@ -33,11 +33,11 @@ struct controller {
 	/* Of the node whose heartbeat is read: what it had the last time. */
 	struct foreign_attempt *foreign_before;
 	size_t foreign_before_count;
-	char *store_error; /* why the last commit has failed, as the log has it; NULL: it has not */
-	bool lazy_commit;  /* its timer is set */
-	bool commit;       /* one is due */
-	int64_t commits;   /* begun so far: the number of the last one, */
-	int64_t committed; /* and of the last one that is on disk */
+	char *store_error;  /* why the last commit has failed, as the log has it; NULL: it has not */
+	double lazy_commit; /* its timer is set to that, monotonic; 0: it is not set */
+	bool commit;        /* one is due */
+	int64_t commits;    /* begun so far: the number of the last one, */
+	int64_t committed;  /* and of the last one that is on disk */
 	void (*on_committed)(struct controller *c); /* of the one in flight */
 	bool settled;                               /* all nodes have reported, or are down: see foreign.c */
 	bool reschedule;                            /* slots or queue have changed */
@@ -180,8 +180,11 @@ void apply_flags(struct controller *c, struct run *r, unsigned flags);
 /* commit.c: begins a commit of all that has changed, unless one is in flight. Once it is on disk, or has
  * failed, submissions are answered, and `done` is called, unless the controller ends. */
 void commit_changes(struct controller *c, void (*done)(struct controller *c));
-/* Changes that may wait are committed within a second. */
+/* Changes that may wait are committed within a second, and what the store has refused of runs when it is to
+ * be tried again. */
 void commit_lazily(struct controller *c);
+/* Is there a run that a commit which begins now has to write? */
+bool commit_is_due(const struct controller *c);
 
 /* notify.c: those who wait for runs, and the feed of events. What has ended leaves the memory. */
 void notify_changes(struct controller *c);

@@ -63,7 +63,7 @@ void notify_changes(struct controller *c)
 			notify_event(c, r);
 			waiters_notify(c, r);
 		}
-		if (!run_state_final(r->state) || r->dirty || r->written_by > c->committed) {
+		if (!run_state_final(r->state) || r->dirty || r->refused || r->written_by > c->committed) {
 			i++;
 			continue;
 		}

@@ -134,12 +134,16 @@ void controller_cancel_run(struct controller *c, int64_t id)
 void controller_set_progress(struct controller *c, int64_t id, json_t *last, const char *lines, size_t len)
 {
 	struct run *r = queue_find(&c->queue, id);
+	bool dirty;
 
 	if (!r)
 		return;
 	json_decref(r->progress);
 	r->progress = json_incref(last);
+	/* What the store refuses of a run is not tried again for this; it is written with that. */
+	dirty = r->dirty || !r->refused;
 	run_touch(r);
+	r->dirty = dirty;
 	feed_write(c->metrics, id, lines, len);
 	controller_touch(c);
 }

@@ -17,6 +17,7 @@ struct held_store {
 	bool hold, held, closed, endless;
 	int fail, begun, copies;
 	int64_t refused;
+	int refusals;
 };
 
 struct held_copy {
@@ -56,6 +57,9 @@ static int refuse(void *self, struct store_batch *b, struct error *err)
 		b->runs[i].refused = strdup("it is too large");
 		b->refused++;
 	}
+	pthread_mutex_lock(&h->lock);
+	h->refusals += b->refused > 0;
+	pthread_mutex_unlock(&h->lock);
 	return 0;
 }
 
@@ -253,6 +257,16 @@ void held_store_refuse(struct held_store *h, int64_t id)
 	pthread_mutex_lock(&h->lock);
 	h->refused = id;
 	pthread_mutex_unlock(&h->lock);
+}
+
+int held_store_refusals(struct held_store *h)
+{
+	int n;
+
+	pthread_mutex_lock(&h->lock);
+	n = h->refusals;
+	pthread_mutex_unlock(&h->lock);
+	return n;
 }
 
 int held_store_begun(struct held_store *h)

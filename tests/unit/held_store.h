@@ -21,6 +21,8 @@ void held_store_begin_endless_copy(struct held_store *h, struct store *s, const 
 void held_store_fail(struct held_store *h, int count);
 /* Commits refuse what they have of this run, until the next call; 0: of none. */
 void held_store_refuse(struct held_store *h, int64_t id);
+/* How many commits have refused something. */
+int held_store_refusals(struct held_store *h);
 /* How many commits have been begun, held ones included. */
 int held_store_begun(struct held_store *h);
 /* Until one is being held; until store_dispatch has something to do. */

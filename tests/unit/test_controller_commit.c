@@ -264,6 +264,7 @@ START_TEST(a_placement_that_the_store_refuses_has_a_reason)
 	ck_assert_int_eq(count_in_log(&b, refusal, log), 1);
 	ck_assert_ptr_null(strstr(b.starts, ":2.1"));
 	held_store_refuse(b.held, 0);
+	b.now += 2;
 	turn(&b);
 	commits_end(&b);
 	ck_assert_ptr_nonnull(strstr(b.starts, "n1:2.1"));
@@ -309,6 +310,168 @@ START_TEST(a_refused_change_keeps_the_reason_of_its_run)
 	turn(&b);
 	commits_end(&b);
 	check_reason(&b, 1, reason);
+	bed_end(&b);
+}
+END_TEST
+
+/* Run 1 runs, and has been cancelled when this returns, which the store has refused. *told: the state that a
+ * waiter is told. */
+static void refuse_cancel(struct bed *b, int *told)
+{
+	struct answer a;
+
+	*told = -1;
+	submit_and_commit(b, &a);
+	both_report(b, 1, 1, "running");
+	turn(b);
+	b->now += 1;
+	turn(b);
+	commits_end(b);
+	ck_assert_ptr_nonnull(
+	    waiter_create(b->controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, told));
+	held_store_refuse(b->held, 1);
+	controller_cancel_run(b->controller, 1);
+	turn(b);
+	commits_end(b);
+	ck_assert_int_eq(held_store_refusals(b->held), 1);
+}
+
+static void pass(struct bed *b, double seconds)
+{
+	b->now += seconds;
+	turn(b);
+	commits_end(b);
+}
+
+/* After each of these seconds, and at no other time, whatever else is committed meanwhile; and where nothing
+ * else is to be written, there are no other commits. The log has a line at the first refusal, and one when
+ * the store takes it. */
+START_TEST(what_the_store_refuses_is_tried_less_and_less)
+{
+	static const double tries[] = {1, 3, 7, 15, 31, 63, 123, 183};
+	bool with_others = _i == 1;
+	int told, log, begun, refusals = 1, others = 0;
+	double began;
+	struct bed b;
+
+	bed_start(&b);
+	log = divert_log(&b);
+	refuse_cancel(&b, &told);
+	began = b.now;
+	begun = held_store_begun(b.held);
+	for (int i = 1; i <= 2 * 200; i++) {
+		bool is_try =
+		    refusals <= (int)ARRAY_SIZE(tries) && began + i * 0.5 == began + tries[refusals - 1];
+
+		if (with_others && i % 3 == 0) {
+			ck_assert_int_eq(controller_set_drained(b.controller, "n2", i % 2, NULL), 0);
+			others += !is_try;
+		}
+		pass(&b, 0.5);
+		refusals += is_try;
+		ck_assert_int_eq(held_store_refusals(b.held), refusals);
+		ck_assert_int_eq(held_store_begun(b.held), begun + refusals - 1 + others);
+		ck_assert_int_eq(told, -1);
+	}
+	ck_assert_int_eq(refusals, 1 + (int)ARRAY_SIZE(tries));
+	held_store_refuse(b.held, 0);
+	pass(&b, 42);
+	ck_assert_int_eq(told, -1);
+	pass(&b, 1);
+	ck_assert_int_eq(told, RUN_STOPPING);
+	begun = held_store_begun(b.held);
+	pass(&b, 100);
+	ck_assert_int_eq(held_store_begun(b.held), begun);
+	/* The first of its next refusals is followed by the shortest delay. */
+	held_store_refuse(b.held, 1);
+	both_report(&b, 1, 1, "ended");
+	pass(&b, 0);
+	pass(&b, 1);
+	ck_assert_int_eq(held_store_refusals(b.held), refusals + 2);
+	ck_assert_int_eq(count_in_log(&b, "run 1: it ca", log), 3);
+	bed_end(&b);
+}
+END_TEST
+
+/* A change of the run, also one that is no news to anybody, and a caller that waits for the run. Its
+ * progress, and who waits for something else, change nothing. */
+START_TEST(what_the_store_refuses_is_tried_again_when_it_matters)
+{
+	_cleanup_json_ json_t *step5 = json_pack("{s:i}", "step", 5);
+	_cleanup_(run_freep) struct run *stored = NULL;
+	int told, own = 1, other = 1;
+	struct error err = ERROR_INIT;
+	struct bed b;
+
+	bed_start(&b);
+	refuse_cancel(&b, &told);
+	for (int i = 0; i < 5; i++)
+		pass(&b, 1 << i);
+	ck_assert_int_eq(held_store_refusals(b.held), 6);
+	controller_set_progress(b.controller, 1, step5, "", 0);
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 2, note_commit, &other));
+	pass(&b, 0);
+	pass(&b, 2);
+	ck_assert_int_eq(other, 0);
+	ck_assert_int_eq(held_store_refusals(b.held), 6);
+	controller_worker_error(b.controller, 1, 0, "no more memory", false);
+	pass(&b, 0);
+	pass(&b, 1);
+	ck_assert_int_eq(held_store_refusals(b.held), 7);
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 1, note_commit, &own));
+	pass(&b, 0);
+	ck_assert_int_eq(own, -E2BIG);
+	ck_assert_int_eq(held_store_refusals(b.held), 8);
+	pass(&b, 2);
+	ck_assert_int_eq(held_store_refusals(b.held), 8);
+	held_store_refuse(b.held, 0);
+	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 1, note_commit, &own));
+	pass(&b, 0);
+	ck_assert_int_eq(own, 0);
+	ck_assert_int_eq(told, RUN_STOPPING);
+	ck_ok(store_get(b.store, 1, &stored, &err), &err);
+	ck_assert_int_eq(json_get_int(stored->progress, "step", 0), 5);
+	bed_end(&b);
+}
+END_TEST
+
+/* The commit that is refused is not the one that has been awaited, which has failed. */
+START_TEST(a_refusal_after_a_failed_commit_is_no_success)
+{
+	struct answer a;
+	int told = -1;
+	struct bed b;
+
+	bed_start(&b);
+	submit_and_commit(&b, &a);
+	ck_assert_ptr_nonnull(
+	    waiter_create(b.controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, &told));
+	held_store_fail(b.held, 1);
+	controller_cancel_run(b.controller, 1);
+	pass(&b, 0);
+	held_store_refuse(b.held, 1);
+	pass(&b, 1);
+	ck_assert_int_eq(held_store_refusals(b.held), 1);
+	ck_assert_int_eq(told, -1);
+	bed_end(&b);
+}
+END_TEST
+
+/* Whatever time is left until it would be tried again. */
+START_TEST(the_end_tries_what_the_store_has_refused)
+{
+	_cleanup_(run_freep) struct run *stored = NULL;
+	struct error err = ERROR_INIT;
+	struct bed b;
+	int told;
+
+	bed_start(&b);
+	refuse_cancel(&b, &told);
+	held_store_refuse(b.held, 0);
+	bed_close(&b);
+	bed_open(&b);
+	ck_ok(store_get(b.store, 1, &stored, &err), &err);
+	ck_assert(stored->cancelled);
 	bed_end(&b);
 }
 END_TEST
@@ -818,6 +981,10 @@ int main(void)
 	tcase_add_test(c, a_change_that_the_store_refuses_is_kept);
 	tcase_add_test(c, a_placement_that_the_store_refuses_has_a_reason);
 	tcase_add_test(c, a_refused_change_keeps_the_reason_of_its_run);
+	tcase_add_loop_test(c, what_the_store_refuses_is_tried_less_and_less, 0, 2);
+	tcase_add_test(c, what_the_store_refuses_is_tried_again_when_it_matters);
+	tcase_add_test(c, a_refusal_after_a_failed_commit_is_no_success);
+	tcase_add_test(c, the_end_tries_what_the_store_has_refused);
 	tcase_add_test(c, a_placement_during_a_commit_is_not_in_its_answer);
 	tcase_add_test(c, commands_are_committed_at_once);
 	tcase_add_test(c, an_evicted_run_is_committed);
