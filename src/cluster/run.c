@@ -104,9 +104,9 @@ int run_new(const struct run_config *config, struct run **out, struct error *err
 void run_clear_rank_errors(struct run *r)
 {
 	message_free_list(&rank_error_message, steal_pointer(r->rank_errors), r->rank_error_count);
-	r->rank_error_count = r->rank_error_bytes = r->rank_error_text_count = 0;
+	r->rank_error_count = r->rank_error_bytes = 0;
 	free(steal_pointer(r->rank_error_places));
-	free(steal_pointer(r->rank_error_texts));
+	rank_texts_clear(&r->rank_texts);
 }
 
 struct run_part *run_part_find(struct run *r, const char *node)

@@ -13,6 +13,7 @@
 #include "base/cleanup.h"
 #include "base/error.h"
 #include "base/name_index.h"
+#include "cluster/rank_texts.h"
 #include "cluster/scheduler.h"
 #include "config/run.h"
 #include "wire/report.h"
@@ -105,10 +106,10 @@ struct run {
 	double limit_at; /* of the owner: its time limit is reached then, monotonic; 0: never */
 	struct rank_error *rank_errors; /* at most one of each rank, in the order in which they came */
 	size_t rank_error_count;
-	/* By rank: 1 + its place in rank_errors, 0: there is none; and the places of those with a text. NULL:
-	 * not made yet. */
-	uint32_t *rank_error_places, *rank_error_texts;
-	size_t rank_error_text_count;
+	/* By rank: 1 + its place in rank_errors, 0: there is none; and those with a text, by these places.
+	 * NULL: neither is made yet. */
+	uint32_t *rank_error_places;
+	struct rank_texts rank_texts;
 	size_t
 	    rank_error_bytes; /* of their texts, which are bounded: those of the likeliest causes are kept */
 	/* what a node said first of a device that it has, e.g. that it fell off the bus */

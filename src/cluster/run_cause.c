@@ -40,50 +40,6 @@ static void set_place(struct run *r, size_t i)
 		r->rank_error_places[rank] = (uint32_t)i + 1;
 }
 
-static int index_rank_errors(struct run *r)
-{
-	if (r->rank_error_places)
-		return 0;
-	free(r->rank_error_texts);
-	r->rank_error_text_count = 0;
-	r->rank_error_texts = calloc(r->rank_error_count + 1, sizeof(*r->rank_error_texts));
-	if (r->rank_error_texts)
-		r->rank_error_places = calloc(r->rank_count + 1, sizeof(*r->rank_error_places));
-	if (!r->rank_error_places)
-		return -ENOMEM;
-	for (size_t i = 0; i < r->rank_error_count; i++) {
-		set_place(r, i);
-		if (text_bytes(&r->rank_errors[i]) > 0)
-			r->rank_error_texts[r->rank_error_text_count++] = (uint32_t)i;
-	}
-	return 0;
-}
-
-/* That of the rank; made where there is none. NULL: out of memory. */
-static struct rank_error *need_rank_error(struct run *r, int64_t rank)
-{
-	struct rank_error *own, *grown;
-	uint32_t *texts;
-
-	if (index_rank_errors(r) < 0)
-		return NULL;
-	own = run_find_rank_error(r, rank);
-	if (own)
-		return own;
-	texts = reallocarray(r->rank_error_texts, r->rank_error_count + 1, sizeof(*texts));
-	if (!texts)
-		return NULL;
-	r->rank_error_texts = texts;
-	grown = reallocarray(r->rank_errors, r->rank_error_count + 1, sizeof(*grown));
-	if (!grown)
-		return NULL;
-	r->rank_errors = grown;
-	own = &grown[r->rank_error_count++];
-	*own = (struct rank_error){.rank = rank};
-	set_place(r, r->rank_error_count - 1);
-	return own;
-}
-
 static int signal_number(const char *name)
 {
 	if (str_starts(name, "SIG"))
@@ -110,45 +66,65 @@ static enum cause_class class_of(const struct run_rank *rank, const struct rank_
 	                     rank->stopped && !has_failed(rank, known), known && known->lost_peer);
 }
 
-/* Of which of the texts it is the least likely that they tell the first cause: it explains less than the
- * others, or ended later, or came later. One that has not ended yet came before its end. -1: there is none.
- */
-static ptrdiff_t least_likely(const struct run *r)
+/* What the text tells is the less likely the first cause the less it explains, and the later the rank ended.
+ * One that has not ended yet came before its end. */
+static void put_text(struct run *r, const struct rank_error *known)
 {
-	ptrdiff_t last = -1;
-	enum cause_class last_class = CAUSE_NODE;
-	double last_ended = 0;
+	const struct run_rank *rank = known->rank < (int64_t)r->rank_count ? &r->ranks[known->rank] : NULL;
+	size_t place = (size_t)(known - r->rank_errors);
 
-	for (size_t i = 0; i < r->rank_error_text_count; i++) {
-		const struct rank_error *known = &r->rank_errors[r->rank_error_texts[i]];
-		const struct run_rank *rank =
-		    known->rank < (int64_t)r->rank_count ? &r->ranks[known->rank] : NULL;
-		enum cause_class class;
-
-		if (!rank)
-			return (ptrdiff_t)i;
-		class = class_of(rank, known);
-		if (class < last_class || (class == last_class && rank->ended < last_ended))
-			continue;
-		last = (ptrdiff_t)i;
-		last_class = class;
-		last_ended = rank->ended;
-	}
-	return last;
+	if (rank)
+		rank_texts_put(&r->rank_texts, place, class_of(rank, known), rank->ended);
+	else
+		rank_texts_put_unknown(&r->rank_texts, place);
 }
 
-static void drop_text(struct run *r, size_t i)
+static int index_rank_errors(struct run *r)
 {
-	struct rank_error *dropped = &r->rank_errors[r->rank_error_texts[i]];
+	if (r->rank_error_places)
+		return 0;
+	rank_texts_clear(&r->rank_texts);
+	if (rank_texts_reserve(&r->rank_texts, r->rank_error_count) == 0)
+		r->rank_error_places = calloc(r->rank_count + 1, sizeof(*r->rank_error_places));
+	if (!r->rank_error_places)
+		return -ENOMEM;
+	for (size_t i = 0; i < r->rank_error_count; i++) {
+		set_place(r, i);
+		if (text_bytes(&r->rank_errors[i]) > 0)
+			put_text(r, &r->rank_errors[i]);
+	}
+	return 0;
+}
 
+/* That of the rank; made where there is none. NULL: out of memory. */
+static struct rank_error *need_rank_error(struct run *r, int64_t rank)
+{
+	struct rank_error *own, *grown;
+
+	if (index_rank_errors(r) < 0)
+		return NULL;
+	own = run_find_rank_error(r, rank);
+	if (own)
+		return own;
+	if (rank_texts_reserve(&r->rank_texts, r->rank_error_count + 1) < 0)
+		return NULL;
+	grown = reallocarray(r->rank_errors, r->rank_error_count + 1, sizeof(*grown));
+	if (!grown)
+		return NULL;
+	r->rank_errors = grown;
+	own = &grown[r->rank_error_count++];
+	*own = (struct rank_error){.rank = rank};
+	set_place(r, r->rank_error_count - 1);
+	return own;
+}
+
+static void drop_text(struct run *r, struct rank_error *dropped)
+{
 	r->rank_error_bytes -= text_bytes(dropped);
 	if (dropped->worker)
 		dropped->worker[0] = '\0';
 	if (dropped->log)
 		dropped->log[0] = '\0';
-	r->rank_error_text_count--;
-	memmove(&r->rank_error_texts[i], &r->rank_error_texts[i + 1],
-	        (r->rank_error_text_count - i) * sizeof(*r->rank_error_texts));
 }
 
 /* After what is known of a rank has grown. What thousands of ranks say when they fail together would be much
@@ -159,10 +135,10 @@ static void limit_texts(struct run *r, const struct rank_error *grown, size_t be
 	ptrdiff_t i;
 
 	r->rank_error_bytes += text_bytes(grown) - before;
-	if (before == 0 && text_bytes(grown) > 0)
-		r->rank_error_texts[r->rank_error_text_count++] = (uint32_t)(grown - r->rank_errors);
-	while (r->rank_error_bytes > TEXTS_MAX && (i = least_likely(r)) >= 0)
-		drop_text(r, (size_t)i);
+	if (text_bytes(grown) > 0)
+		put_text(r, grown);
+	while (r->rank_error_bytes > TEXTS_MAX && (i = rank_texts_take(&r->rank_texts)) >= 0)
+		drop_text(r, &r->rank_errors[i]);
 }
 
 void run_count_rank_errors(struct run *r)
@@ -192,16 +168,26 @@ void run_worker_error(struct run *r, int64_t rank, const char *message, bool los
 	limit_texts(r, known, before);
 }
 
+/* The end of the rank, and that it has lost a peer, say how likely its text is the cause. */
+static void move_text(struct run *r, const struct rank_error *known)
+{
+	if (rank_texts_has(&r->rank_texts, (size_t)(known - r->rank_errors)))
+		put_text(r, known);
+}
+
 void run_rank_error(struct run *r, const struct rank_report *report)
 {
-	struct rank_error *known =
-	    report->error || report->lost_peer ? need_rank_error(r, report->rank) : NULL;
+	bool says = report->error || report->lost_peer;
+	struct rank_error *known = says                   ? need_rank_error(r, report->rank)
+	                           : r->rank_error_places ? run_find_rank_error(r, report->rank)
+	                                                  : NULL;
 	size_t before = known ? text_bytes(known) : 0;
 
 	if (!known)
 		return;
 	if (report->lost_peer && !known->lost_peer)
 		known->lost_peer = r->dirty = true;
+	move_text(r, known);
 	/* One that was dropped is not taken again, and "" is none: an error with a text keeps one. */
 	if (!report->error || !*report->error || str_eq(known->log, report->error) ||
 	    str_eq(known->log, "") || str_replace(&known->log, report->error) < 0)
