@@ -159,7 +159,7 @@ void run_clear_parts(struct run *r)
 	name_index_free(&r->part_index);
 	free(r->parts);
 	r->parts = NULL;
-	r->part_count = 0;
+	r->part_count = r->running_parts = r->ended_parts = 0;
 }
 
 static void free_lost(struct run_lost *lost)

@@ -30,6 +30,7 @@ struct run_part {
 	bool acknowledged; /* the node has taken the start */
 	bool answered;     /* the same, as its answer to the start says: `sequence` is known */
 	bool running, ended;
+	size_t first_rank, end_rank; /* its ranks are among these, and nearly always they are these */
 	char *trouble;      /* why the part failed as a whole: "node n2 was shut down"; NULL: nothing did */
 	double trouble_at;  /* Unix seconds, of the controller's clock */
 	double clock_error; /* ± seconds: how well that of the node is known */
@@ -93,6 +94,8 @@ struct run {
 	struct run_part *parts;
 	size_t part_count;
 	struct name_index part_index; /* of their nodes */
+	/* So many of the first parts run, or have ended: no report goes through these again. */
+	size_t running_parts, ended_parts;
 	double recovered; /* Unix seconds: it came out of the store then; 0: it was placed since */
 	bool cancelled;   /* a user has cancelled it */
 	bool failed;      /* the first cause is in reason once all parts have ended */

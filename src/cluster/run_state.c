@@ -44,9 +44,15 @@ static int add_parts_of_ranks(struct run *r, struct error *err)
 {
 	for (size_t i = 0; i < r->rank_count; i++) {
 		const char *node = r->ranks[i].node;
+		struct run_part *part = run_part_find(r, node);
 
-		if (!run_part_find(r, node) && parts_add(r, node, err) < 0)
+		if (!part && parts_add(r, node, err) < 0)
 			return -ENOMEM;
+		if (!part)
+			part = &r->parts[r->part_count - 1];
+		if (part->end_rank == 0)
+			part->first_rank = i;
+		part->end_rank = i + 1;
 	}
 	if (r->part_count == 0)
 		return error_set(err, -EINVAL, "run %lld is %s without a node", (long long)r->id,
@@ -337,9 +343,10 @@ static void set_evicted_reason(struct run *r)
 
 static unsigned finish_if_all_ended(struct run *r, double now)
 {
-	for (size_t i = 0; i < r->part_count; i++)
-		if (!r->parts[i].ended)
-			return 0;
+	while (r->ended_parts < r->part_count && r->parts[r->ended_parts].ended)
+		r->ended_parts++;
+	if (r->ended_parts < r->part_count)
+		return 0;
 	if (r->cancelled) {
 		if (str_eq(r->reason, run_undecided) || r->timed_out || r->evicted)
 			free(steal_pointer(r->reason));
@@ -418,27 +425,28 @@ static bool merge_ranks(struct run *r, const struct run_part *part, const struct
 }
 
 /* Nothing is left of the attempt on this node but the record of its start. */
-static void mark_lost(struct run *r, const char *node)
+static void mark_lost(struct run *r, const struct run_part *part)
 {
-	for (size_t i = 0; i < r->rank_count; i++)
-		if (str_eq_host(r->ranks[i].node, node))
+	for (size_t i = part->first_rank; i < part->end_rank; i++)
+		if (str_eq_host(r->ranks[i].node, part->node))
 			r->ranks[i].state = RANK_LOST;
 }
 
-static bool any_rank_failed(const struct run *r)
+/* Those of other parts need not be looked at: the report that says that one has failed brings the attempt
+ * down. */
+static bool any_rank_failed(const struct run *r, const struct run_part *part)
 {
-	for (size_t i = 0; i < r->rank_count; i++)
+	for (size_t i = part->first_rank; i < part->end_rank; i++)
 		if (run_rank_failed(&r->ranks[i]))
 			return true;
 	return false;
 }
 
-static bool all_running(const struct run *r)
+static bool all_running(struct run *r)
 {
-	for (size_t i = 0; i < r->part_count; i++)
-		if (!r->parts[i].running)
-			return false;
-	return true;
+	while (r->running_parts < r->part_count && r->parts[r->running_parts].running)
+		r->running_parts++;
+	return r->running_parts == r->part_count;
 }
 
 /* The part fails as a whole. The first word of it counts. */
@@ -480,7 +488,7 @@ unsigned run_report(struct run *r, const struct report *report, double now)
 	if (part->ended)
 		r->dirty = true;
 	if (report->lost)
-		mark_lost(r, part->node);
+		mark_lost(r, part);
 	if (report->shutdown)
 		set_trouble(r, part, report->shutdown, now);
 	if (report->reason && (part->ended || report->launcher_lost)) {
@@ -488,7 +496,7 @@ unsigned run_report(struct run *r, const struct report *report, double now)
 
 		set_trouble(r, part, text ? text : report->reason, now);
 	}
-	if (part->trouble || (changed && any_rank_failed(r)))
+	if (part->trouble || (changed && any_rank_failed(r, part)))
 		stop = fail(r);
 	/* What was started somewhere is not queued again because another node never had it. */
 	if (report->lost && part->ended && r->requeue)

@@ -501,6 +501,151 @@ START_TEST(a_run_without_a_node_does_not_come_back)
 }
 END_TEST
 
+enum { SIMPLE_NODES = 4, SIMPLE_SLOTS = 4, SIMPLE_RANKS = SIMPLE_NODES * SIMPLE_SLOTS };
+
+/* An attempt in the simplest way, which goes through all ranks and parts at each report. */
+struct simple {
+	enum rank_state states[SIMPLE_RANKS];
+	int64_t statuses[SIMPLE_RANKS];
+	bool running[SIMPLE_NODES], ended[SIMPLE_NODES];
+	enum run_state state;
+	bool failed;
+};
+
+static bool is_all(const bool *list)
+{
+	for (int i = 0; i < SIMPLE_NODES; i++)
+		if (!list[i])
+			return false;
+	return true;
+}
+
+static void simple_fail(struct simple *s)
+{
+	s->failed = s->failed || s->state != RUN_STOPPING;
+	s->state = RUN_STOPPING;
+}
+
+static void simple_end(struct simple *s)
+{
+	if (is_all(s->ended))
+		s->state = s->failed ? RUN_FAILED : RUN_SUCCEEDED;
+}
+
+static void simple_report(struct simple *s, const struct run *r, int node, const char *name,
+                          const struct report *report)
+{
+	bool changed = false;
+
+	if (s->ended[node])
+		return;
+	for (size_t i = 0; i < report->rank_count; i++) {
+		const struct rank_report *theirs = &report->ranks[i];
+
+		if (!str_eq_host(r->ranks[theirs->rank].node, name))
+			continue;
+		changed = changed || s->states[theirs->rank] != theirs->state ||
+		          (theirs->exit_status >= 0 && s->statuses[theirs->rank] != theirs->exit_status);
+		s->states[theirs->rank] = theirs->state;
+		if (theirs->exit_status >= 0)
+			s->statuses[theirs->rank] = theirs->exit_status;
+	}
+	s->running[node] = s->running[node] || report->state == ATTEMPT_RUNNING;
+	s->ended[node] = report->state == ATTEMPT_ENDED;
+	for (int i = 0; i < SIMPLE_RANKS; i++)
+		if (report->lost && str_eq_host(r->ranks[i].node, name))
+			s->states[i] = RANK_LOST;
+	for (int i = 0; i < SIMPLE_RANKS && changed; i++)
+		if (s->states[i] == RANK_EXITED && s->statuses[i] > 0)
+			simple_fail(s);
+	if (s->state == RUN_STARTING && is_all(s->running))
+		s->state = RUN_RUNNING;
+	simple_end(s);
+}
+
+/* A run whose ranks lie on its nodes one after the other, or (mixed) as a store of another version may have
+ * it. */
+static struct run *simple_run(struct simple *s, bool mixed, unsigned *seed)
+{
+	struct run *r = fixture_run(SIMPLE_NODES, SIMPLE_SLOTS);
+	struct error err = ERROR_INIT;
+
+	fixture_place(r);
+	for (int i = 0; mixed && i < SIMPLE_RANKS; i++) {
+		int other = rand_r(seed) % SIMPLE_RANKS;
+		char *name = r->ranks[i].node;
+
+		r->ranks[i].node = r->ranks[other].node;
+		r->ranks[other].node = name;
+	}
+	run_clear_parts(r);
+	ck_ok(run_recover(r, 100, &err), &err);
+	*s = (struct simple){.state = RUN_STARTING};
+	for (int i = 0; i < SIMPLE_RANKS; i++) {
+		s->states[i] = r->ranks[i].state;
+		s->statuses[i] = r->ranks[i].exit_status;
+	}
+	return r;
+}
+
+/* Whatever nodes report of their ranks, in any order, and whichever are lost. */
+START_TEST(an_attempt_goes_on_as_in_the_simplest_way)
+{
+	unsigned seed = (unsigned)_i;
+	int states[RUN_STATES] = {0};
+
+	for (int round = 0; round < 500; round++) {
+		struct simple s;
+		_cleanup_(run_freep) struct run *r = simple_run(&s, round % 2, &seed);
+		bool healthy = rand_r(&seed) % 4;
+
+		while (!run_state_final(r->state)) {
+			int node = rand_r(&seed) % SIMPLE_NODES;
+			_cleanup_free_ char *name =
+			    str_printf("%c%d", rand_r(&seed) % 2 ? 'n' : 'N', node + 1);
+			struct rank_report ranks[SIMPLE_SLOTS] = {0};
+			struct report report = {.run = 1,
+			                        .attempt = 1,
+			                        .node = name,
+			                        .state = rand_r(&seed) % 3 ? ATTEMPT_RUNNING : ATTEMPT_ENDED,
+			                        .ranks = ranks,
+			                        .rank_count = rand_r(&seed) % (SIMPLE_SLOTS + 1),
+			                        .lost = rand_r(&seed) % 10 == 0};
+
+			for (size_t i = 0; i < report.rank_count; i++) {
+				bool exited = rand_r(&seed) % 3 == 0;
+
+				ranks[i] =
+				    (struct rank_report){.rank = rand_r(&seed) % SIMPLE_RANKS,
+				                         .state = exited ? RANK_EXITED : RANK_RUNNING,
+				                         .exit_status = !exited   ? -1
+				                                        : healthy ? 0
+				                                                  : rand_r(&seed) % 8 == 0};
+			}
+			if (!healthy && rand_r(&seed) % 20 == 0) {
+				run_part_lost(r, run_part_find(r, name), "it is gone", 150, 200);
+				if (!s.ended[node]) {
+					s.ended[node] = true;
+					simple_fail(&s);
+					simple_end(&s);
+				}
+			} else {
+				run_report(r, &report, 200);
+				simple_report(&s, r, node, name, &report);
+			}
+			ck_assert_int_eq(r->state, s.state);
+			states[s.state]++;
+			for (int i = 0; i < SIMPLE_RANKS && !run_state_final(r->state); i++) {
+				ck_assert_int_eq(r->ranks[i].state, s.states[i]);
+				ck_assert_int_eq(r->ranks[i].exit_status, s.statuses[i]);
+			}
+		}
+	}
+	ck_assert(states[RUN_STARTING] > 0 && states[RUN_RUNNING] > 0 && states[RUN_STOPPING] > 0);
+	ck_assert(states[RUN_SUCCEEDED] > 0 && states[RUN_FAILED] > 0);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("run rules");
@@ -526,6 +671,7 @@ int main(void)
 	tcase_add_test(tc, what_there_is_of_an_attempt_is_kept);
 	tcase_add_test(tc, lost_parts_are_found_and_removed_by_attempt);
 	tcase_add_test(tc, a_run_without_a_node_does_not_come_back);
+	tcase_add_loop_test(tc, an_attempt_goes_on_as_in_the_simplest_way, 0, 4);
 	suite_add_tcase(s, tc);
 	return unit_run(s);
 }
