@@ -86,12 +86,24 @@ struct candidate {
 	int order; /* that had ranks of the run, that are kept for it, others */
 };
 
-static int order_of(const struct sched_run *r, const char *node)
+/* What is kept for the run, by node; of a node that is there twice the first one counts. Between two attempts
+ * that may be thousands. -ENOMEM. */
+static int index_held(const struct sched_run *r, struct name_index *held)
 {
+	size_t first;
+
 	for (size_t i = 0; i < r->held_count; i++)
-		if (str_eq_host(r->held[i].node, node))
-			return r->held[i].worked ? 0 : 1;
-	return 2;
+		if (!name_index_find(held, r->held[i].node, &first) &&
+		    name_index_add(held, r->held[i].node, i) < 0)
+			return -ENOMEM;
+	return 0;
+}
+
+static int order_of(const struct sched_run *r, const struct name_index *held, const char *node)
+{
+	size_t i;
+
+	return !name_index_find(held, node, &i) ? 2 : r->held[i].worked ? 0 : 1;
 }
 
 static int by_fit(const void *a, const void *b)
@@ -136,6 +148,7 @@ static int place(struct sched_node *nodes, const struct choice *choice, const bo
                  const struct need *need, int64_t wanted, struct error *err)
 {
 	_cleanup_free_ struct candidate *c = calloc(choice->count, sizeof(*c));
+	_cleanup_(name_index_free) struct name_index held = {0};
 	size_t n = 0;
 
 	r->per_node = need->per_node;
@@ -143,7 +156,7 @@ static int place(struct sched_node *nodes, const struct choice *choice, const bo
 	r->placed_spares = wanted - r->placed_nodes;
 	r->chosen = calloc(wanted, sizeof(*r->chosen));
 	r->slots = calloc(wanted * r->per_node, sizeof(*r->slots));
-	if (!c || !r->chosen || !r->slots) {
+	if (!c || !r->chosen || !r->slots || index_held(r, &held) < 0) {
 		free(steal_pointer(r->chosen));
 		free(steal_pointer(r->slots));
 		return error_oom(err);
@@ -153,7 +166,7 @@ static int place(struct sched_node *nodes, const struct choice *choice, const bo
 
 		if (sched_fits(choice, i, kept, need))
 			c[n++] = (struct candidate){choice_place(choice, i), sched_free_slots(node),
-			                            order_of(r, node->name)};
+			                            order_of(r, &held, node->name)};
 	}
 	qsort(c, n, sizeof(*c), by_fit);
 	qsort(c, r->placed_nodes, sizeof(*c), by_node);
@@ -313,11 +326,16 @@ static void offer_held(struct sched_node *nodes, size_t count, const struct sche
 }
 
 /* Another run that waits may have kept its nodes. */
-static void unkeep_held(const struct sched_node *nodes, size_t count, const struct sched_run *r, bool *kept)
+static int unkeep_held(const struct sched_node *nodes, size_t count, const struct sched_run *r, bool *kept)
 {
-	for (size_t i = 0; r->held_count > 0 && i < count; i++)
-		if (order_of(r, nodes[i].name) < 2)
+	_cleanup_(name_index_free) struct name_index held = {0};
+
+	if (index_held(r, &held) < 0)
+		return -ENOMEM;
+	for (size_t i = 0; i < count; i++)
+		if (order_of(r, &held, nodes[i].name) < 2)
 			kept[i] = false;
+	return 0;
 }
 
 /* It waits, and no run behind it gets a node that it may use. */
@@ -377,7 +395,8 @@ static int try_one(struct pass *p, struct sched_run *r, struct error *err)
 
 	if (held) {
 		memcpy(p->others, p->kept, count * sizeof(*p->kept));
-		unkeep_held(p->nodes, count, r, p->others);
+		if (unkeep_held(p->nodes, count, r, p->others) < 0)
+			return error_oom(err);
 		offer_held(p->nodes, count, r, true);
 		forget_sights(p);
 	}

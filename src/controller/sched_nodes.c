@@ -18,17 +18,25 @@ static void take_slots(struct sched_node *node, const struct run_rank *rank)
 }
 
 /* Those that are free. */
-static void keep_slots(struct sched_node *nodes, size_t count, int64_t run, const struct spare_record *spare)
+static void keep_slots(struct sched_node *node, int64_t run, const struct spare_record *spare)
 {
-	for (size_t i = 0; i < count; i++)
-		for (size_t k = 0; str_eq_host(nodes[i].name, spare->node) && k < spare->slot_count; k++) {
-			size_t slot = (size_t)spare->slots[k];
+	for (size_t k = 0; k < spare->slot_count; k++) {
+		size_t slot = (size_t)spare->slots[k];
 
-			if (slot >= nodes[i].slots || nodes[i].taken[slot])
-				continue;
-			nodes[i].taken[slot] = true;
-			nodes[i].kept_for[slot] = run;
-		}
+		if (slot >= node->slots || node->taken[slot])
+			continue;
+		node->taken[slot] = true;
+		node->kept_for[slot] = run;
+	}
+}
+
+static void keep_spares(struct controller *c, struct sched_node *nodes, const struct run *r)
+{
+	size_t i;
+
+	for (size_t k = 0; k < r->spare_count; k++)
+		if (members_position(c->members, r->spares[k].node, &i))
+			keep_slots(&nodes[i], r->id, &r->spares[k]);
 }
 
 struct sched_node *sched_nodes_capacity(struct controller *c)
@@ -83,8 +91,7 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 		}
 	}
 	for (size_t q = 0; q < c->queue.count; q++)
-		for (size_t k = 0; k < c->queue.list[q]->spare_count; k++)
-			keep_slots(nodes, n, c->queue.list[q]->id, &c->queue.list[q]->spares[k]);
+		keep_spares(c, nodes, c->queue.list[q]);
 	return 0;
 }
 

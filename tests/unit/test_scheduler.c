@@ -730,7 +730,7 @@ END_TEST
 
 /* Random histories, beside the scheduler that has no shortcuts. */
 
-enum { NODES = 40, RUNS = 60, NAMED_MAX = NODES + 1, SLOTS = 4, USERS = 3, PASSES = 6 };
+enum { NODES = 40, RUNS = 60, NAMED_MAX = NODES + 1, SLOTS = 4, USERS = 3, PASSES = 6, HELD_MAX = 4 };
 
 /* What one of the two schedulers works on; the other one has a copy. */
 struct world {
@@ -748,8 +748,8 @@ struct history {
 	size_t order[NODES];          /* which of them is which node's */
 	char *hosts[RUNS][NAMED_MAX + 1];
 	char *avoid[RUNS][4];
-	struct spare_record held[RUNS];
-	int64_t held_slots[RUNS][SLOTS];
+	struct spare_record held[RUNS][HELD_MAX];
+	int64_t held_slots[RUNS][HELD_MAX][SLOTS];
 	struct sched_hosts found[RUNS];
 	struct world fast, naive;
 };
@@ -813,26 +813,33 @@ static void make_run(struct history *h, size_t q)
 	}
 }
 
-/* Some slots of a node, if it has any that are free. */
+/* All slots of some nodes that are free; at times a node is there twice, or has no slot that is. */
 static void keep_for(struct history *h, size_t q)
 {
-	size_t node = (size_t)roll(h, (int)h->fast.nodes_count);
-	struct sched_node *n = &h->fast.nodes[node];
-	struct spare_record *held = &h->held[q];
+	struct sched_run *r = &h->fast.queue[q];
+	int count = 1 + roll(h, HELD_MAX);
+	size_t node = 0;
 
-	*held =
-	    (struct spare_record){.node = (char *)n->name, .slots = h->held_slots[q], .worked = roll(h, 2)};
-	for (size_t k = 0; k < n->slots; k++) {
-		if (n->taken[k])
-			continue;
-		n->taken[k] = true;
-		n->kept_for[k] = h->fast.queue[q].id;
-		held->slots[held->slot_count++] = (int64_t)k;
+	r->held = h->held[q];
+	for (int i = 0; i < count; i++) {
+		struct spare_record *held = &h->held[q][r->held_count];
+		struct sched_node *n;
+
+		if (i == 0 || roll(h, 2))
+			node = (size_t)roll(h, (int)h->fast.nodes_count);
+		n = &h->fast.nodes[node];
+		*held = (struct spare_record){.node = h->names[roll(h, 2)][h->order[node]],
+		                              .slots = h->held_slots[q][r->held_count],
+		                              .worked = roll(h, 2)};
+		for (size_t k = 0; k < n->slots; k++) {
+			if (n->taken[k])
+				continue;
+			n->taken[k] = true;
+			n->kept_for[k] = r->id;
+			held->slots[held->slot_count++] = (int64_t)k;
+		}
+		r->held_count += held->slot_count > 0 || roll(h, 2);
 	}
-	if (held->slot_count == 0)
-		return;
-	h->fast.queue[q].held = held;
-	h->fast.queue[q].held_count = 1;
 }
 
 static void change_nodes(struct history *h)
