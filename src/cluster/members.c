@@ -208,6 +208,7 @@ static double due_of(const struct members *m, const struct member *x, double tim
 double members_expire(struct members *m, const char *self, double now, double timeout,
                       void (*down)(void *context, struct member *), void *context)
 {
+	const struct member *own = members_find(m, self);
 	double next = 0;
 
 	if (m->check_due > 0 && now - m->check_due > timeout / LATE_PARTS)
@@ -217,7 +218,7 @@ double members_expire(struct members *m, const char *self, double now, double ti
 		double due = due_of(m, x, timeout);
 
 		/* One that was never heard of is due once: its error tells that it was. */
-		if (str_eq_host(x->name, self) || (!x->up && (x->heard > 0 || x->error)))
+		if (x == own || (!x->up && (x->heard > 0 || x->error)))
 			continue;
 		if (due > now) {
 			next = next == 0 || due < next ? due : next;

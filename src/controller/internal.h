@@ -39,11 +39,12 @@ struct controller {
 	int64_t commits;    /* begun so far: the number of the last one, */
 	int64_t committed;  /* and of the last one that is on disk */
 	void (*on_committed)(struct controller *c); /* of the one in flight */
-	bool settled;                               /* all nodes have reported, or are down: see foreign.c */
-	bool reschedule;                            /* slots or queue have changed */
-	bool hosts_changed;                         /* nodes that were removed are to lose their parts */
-	bool ending;                                /* nothing is started or told any more */
-	double began;                               /* monotonic */
+	size_t not_awaited; /* so many of the first members have reported, or are down */
+	bool settled;       /* all nodes have reported, or are down: see foreign.c */
+	bool reschedule;    /* slots or queue have changed */
+	bool hosts_changed; /* nodes that were removed are to lose their parts */
+	bool ending;        /* nothing is started or told any more */
+	double began;       /* monotonic */
 };
 
 static inline double controller_now(const struct controller *c)

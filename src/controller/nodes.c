@@ -73,12 +73,11 @@ void controller_settle(struct controller *c)
 {
 	if (c->settled)
 		return;
-	for (size_t i = 0; i < members_count(c->members); i++) {
-		const struct member *m = members_get(c->members, i);
-
-		if (member_awaited(m))
-			return;
-	}
+	while (c->not_awaited < members_count(c->members) &&
+	       !member_awaited(members_get(c->members, c->not_awaited)))
+		c->not_awaited++;
+	if (c->not_awaited < members_count(c->members))
+		return;
 	c->settled = c->reschedule = true;
 	controller_touch(c);
 	submissions_number(c);
@@ -117,6 +116,7 @@ int controller_set_hosts(struct controller *c, const struct hosts *hosts, int de
 {
 	int r = members_set_hosts(c->members, hosts, default_port, controller_now(c), keep_member, c, err);
 
+	c->not_awaited = 0;
 	if (r == 0)
 		r = take_up_runs(c, default_port, err);
 	if (r < 0)

@@ -270,6 +270,32 @@ START_TEST(another_hosts_file_is_looked_at)
 }
 END_TEST
 
+/* Also where a node that has not reported comes before one that has in the new file. */
+START_TEST(all_nodes_of_another_hosts_file_are_awaited)
+{
+	static const char turned[] = "n2 slots=1\nn1 slots=1\n";
+	_cleanup_(hosts_freep) struct hosts *hosts = make_hosts(), *other = NULL;
+	struct bed b = {.dir = unit_tmpdir(), .now = 1000};
+	struct controller_options options = bed_options(&b, hosts);
+	struct error err = ERROR_INIT;
+	struct answer a;
+
+	ck_ok(controller_create(&options, &b.controller, &err), &err);
+	submit(&b, &a);
+	free(heartbeat(&b, "n1", ""));
+	ck_assert_uint_eq(controller_active_count(b.controller), 0);
+	ck_ok(hosts_parse(turned, strlen(turned), "hosts", &other, &err), &err);
+	ck_ok(controller_set_hosts(b.controller, other, 1, 1e6, &err), &err);
+	free(heartbeat(&b, "n1", ""));
+	ck_assert_uint_eq(controller_active_count(b.controller), 0);
+	free(heartbeat(&b, "n2", ""));
+	ck_assert_uint_eq(controller_active_count(b.controller), 1);
+	controller_destroy(b.controller);
+	file_remove_tree(b.dir, NULL);
+	free(b.dir);
+}
+END_TEST
+
 /* ---- submissions and lists ---- */
 
 /* Keys are each user's own. */
@@ -546,6 +572,7 @@ int main(void)
 	tcase_add_test(tc, a_heartbeat_from_before_the_stop_does_not_end_the_wait);
 	tcase_add_test(tc, the_answer_to_a_heartbeat_says_what_a_node_needs);
 	tcase_add_test(tc, another_hosts_file_is_looked_at);
+	tcase_add_test(tc, all_nodes_of_another_hosts_file_are_awaited);
 	tcase_add_test(tc, two_users_may_have_the_same_key);
 	tcase_add_test(tc, a_list_ends_where_it_is_refused);
 	tcase_add_loop_test(tc, the_timer_of_limits_is_that_of_the_first_run, 0, 2);
