@@ -2,11 +2,8 @@
 /* Tests the shared store and the election over a real etcd, and the JSON of its gateway. */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/json.h"
@@ -14,93 +11,13 @@
 #include "cluster/election.h"
 #include "cluster/store_etcd.h"
 #include "cluster_fixture.h"
+#include "real_etcd.h"
 #include "wire/etcd.h"
 
-enum { LEASE = 3, SECONDS = 60 };
-
-/* etcd of one member in a directory of its own. */
-struct bed {
-	char *dir, *urls[2];
-	pid_t pid;
-	struct etcd_place place;
-	struct etcd *etcd;
-};
-
-static int free_port(void)
-{
-	struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-	socklen_t len = sizeof(a);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	ck_assert_int_ge(fd, 0);
-	ck_assert_int_eq(bind(fd, (struct sockaddr *)&a, len), 0);
-	ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&a, &len), 0);
-	close(fd);
-	return ntohs(a.sin_port);
-}
-
-static void execute_etcd(const struct bed *b, int peer_port)
-{
-	_cleanup_free_ char *data = str_printf("%s/etcd", b->dir);
-	_cleanup_free_ char *peer = str_printf("http://127.0.0.1:%d", peer_port);
-	_cleanup_free_ char *initial = str_printf("m=%s", peer);
-	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-
-	dup2(null, STDOUT_FILENO);
-	dup2(null, STDERR_FILENO);
-	execlp("etcd", "etcd", "--name", "m", "--data-dir", data, "--listen-client-urls", b->urls[0],
-	       "--advertise-client-urls", b->urls[0], "--listen-peer-urls", peer,
-	       "--initial-advertise-peer-urls", peer, "--initial-cluster", initial, "--unsafe-no-fsync",
-	       NULL);
-	_exit(127);
-}
-
-static bool has_etcd(void)
-{
-	return access("/usr/bin/etcd", X_OK) == 0;
-}
-
-static void pause_briefly(void)
-{
-	nanosleep(&(struct timespec){0, 50000000}, NULL);
-}
-
-static void bed_open(struct bed *b)
-{
-	double until = clock_monotonic() + SECONDS;
-	struct error err = ERROR_INIT;
-	int r = -1;
-
-	b->dir = unit_tmpdir();
-	b->urls[0] = str_printf("http://127.0.0.1:%d", free_port());
-	b->urls[1] = NULL;
-	b->place = (struct etcd_place){.urls = b->urls};
-	b->pid = fork();
-	if (b->pid == 0)
-		execute_etcd(b, free_port());
-	ck_ok(etcd_open(&b->place, &b->etcd, &err), &err);
-	while (r < 0 && clock_monotonic() < until) {
-		_cleanup_json_ json_t *answer = NULL;
-
-		r = etcd_call(b->etcd, "/v3/kv/range", etcd_range_request("/", NULL, 1), 1, &answer, &err);
-		if (r < 0)
-			pause_briefly();
-	}
-	ck_ok(r, &err);
-}
-
-static void bed_close(struct bed *b)
-{
-	etcd_close(b->etcd);
-	kill(b->pid, SIGKILL);
-	waitpid(b->pid, NULL, 0);
-	file_remove_tree(b->dir, NULL);
-	free(b->urls[0]);
-	free(b->dir);
-}
+enum { LEASE = 3, SECONDS = REAL_ETCD_SECONDS };
 
 /* How many keys there are below /dtrain/ with this name. */
-static size_t count_keys(struct bed *b, const char *kind)
+static size_t count_keys(struct real_etcd *b, const char *kind)
 {
 	_cleanup_free_ char *from = str_printf("/dtrain/%s/", kind), *end = str_printf("/dtrain/%s0", kind);
 	_cleanup_json_ json_t *answer = NULL;
@@ -116,30 +33,6 @@ static size_t count_keys(struct bed *b, const char *kind)
 	return count;
 }
 
-static void await_state(struct election *e, enum election_state state)
-{
-	double until = clock_monotonic() + SECONDS;
-	struct election_view view = {ELECTION_FOLLOWING};
-
-	while (view.state != state && clock_monotonic() < until) {
-		struct pollfd p = {election_fd(e), POLLIN, 0};
-
-		poll(&p, 1, 100);
-		election_read(e, &view);
-	}
-	ck_assert_int_eq(view.state, state);
-}
-
-static struct election *lead(struct bed *b, const char *name)
-{
-	struct error err = ERROR_INIT;
-	struct election *e;
-
-	ck_ok(election_open(&b->place, name, LEASE, &e, &err), &err);
-	await_state(e, ELECTION_LEADING);
-	return e;
-}
-
 static void take_error(void *context, int code, const struct error *err)
 {
 	*(struct error *)context = *err;
@@ -153,21 +46,8 @@ static int commit(struct store *s, struct error *err)
 	return err->code;
 }
 
-/* In a directory of the candidate's own, with an epoch, as controller_create begins one. */
-static struct store *open_store(struct bed *b, struct election *e, const char *name)
-{
-	_cleanup_free_ char *dir = str_printf("%s/%s", b->dir, name);
-	struct error err = ERROR_INIT;
-	struct store *s;
-
-	ck_ok(file_mkdirs(dir, 0755, &err), &err);
-	ck_ok(store_etcd_open(&b->place, e, dir, &s, &err), &err);
-	ck_ok(store_commit_epoch(s, &err), &err);
-	return s;
-}
-
 /* What etcd does itself when the lease runs out. */
-static void take_key_away(struct bed *b)
+static void take_key_away(struct real_etcd *b)
 {
 	_cleanup_json_ json_t *txn = etcd_txn_request("/nothing", 0), *answer = NULL;
 	struct error err = ERROR_INIT;
@@ -223,7 +103,7 @@ END_TEST
 /* The next controller has the runs of the one before, and a higher epoch; drains, too. */
 START_TEST(the_next_controller_takes_up_what_there_is)
 {
-	struct bed b;
+	struct real_etcd b;
 	struct election *e;
 	struct store *s;
 	_cleanup_(run_freep) struct run *r = fixture_run(1, 1), *again = NULL;
@@ -231,9 +111,9 @@ START_TEST(the_next_controller_takes_up_what_there_is)
 	struct error err = ERROR_INIT;
 	int64_t epoch;
 
-	bed_open(&b);
-	e = lead(&b, "n1");
-	s = open_store(&b, e, "n1");
+	real_etcd_open(&b);
+	e = real_etcd_lead(&b, "n1", LEASE);
+	s = real_etcd_open_store(&b, e, "n1");
 	ck_assert_int_ge(store_epoch(s), election_revision(e));
 	ck_ok(store_insert(s, r, "{\"a\":1}", &err), &err);
 	fixture_place(r);
@@ -245,8 +125,8 @@ START_TEST(the_next_controller_takes_up_what_there_is)
 	store_close(s);
 	election_close(e);
 
-	e = lead(&b, "n2");
-	s = open_store(&b, e, "n2");
+	e = real_etcd_lead(&b, "n2", LEASE);
+	s = real_etcd_open_store(&b, e, "n2");
 	ck_assert_str_eq(store_cluster(s), cluster);
 	ck_assert_int_gt(store_epoch(s), epoch);
 	ck_assert(store_has_epoch(s, epoch));
@@ -262,36 +142,36 @@ START_TEST(the_next_controller_takes_up_what_there_is)
 	ck_assert_str_eq(reason, "a fan");
 	store_close(s);
 	election_close(e);
-	bed_close(&b);
+	real_etcd_close(&b);
 }
 END_TEST
 
 /* Its key is gone, and it has not noticed yet. */
 START_TEST(who_has_lost_the_key_commits_nothing)
 {
-	struct bed b;
+	struct real_etcd b;
 	struct election *old, *new;
 	struct store *s;
 	_cleanup_(run_freep) struct run *r = fixture_run(1, 1);
 	struct error err = ERROR_INIT;
 
-	bed_open(&b);
-	old = lead(&b, "n1");
-	s = open_store(&b, old, "n1");
+	real_etcd_open(&b);
+	old = real_etcd_lead(&b, "n1", LEASE);
+	s = real_etcd_open_store(&b, old, "n1");
 	take_key_away(&b);
 	ck_assert(election_holds(old));
 	ck_ok(store_insert(s, r, "{}", &err), &err);
 	ck_assert_int_eq(commit(s, &err), -ESTALE);
-	await_state(old, ELECTION_LOST);
+	real_etcd_await(old, ELECTION_LOST);
 	ck_assert(!election_holds(old));
 	store_close(s);
 	ck_assert_uint_eq(count_keys(&b, "runs"), 0);
-	new = lead(&b, "n2");
+	new = real_etcd_lead(&b, "n2", LEASE);
 	ck_assert_int_gt(election_revision(new), election_revision(old));
 	election_close(old);
 	ck_assert(election_holds(new));
 	election_close(new);
-	bed_close(&b);
+	real_etcd_close(&b);
 }
 END_TEST
 
@@ -299,7 +179,7 @@ END_TEST
 START_TEST(a_batch_is_there_whole_or_not_at_all)
 {
 	enum { RUNS = 150, TOO_LARGE = 1300 * 1000 };
-	struct bed b;
+	struct real_etcd b;
 	struct election *e;
 	struct store *s;
 	_cleanup_free_ char *large = malloc(TOO_LARGE + 1);
@@ -308,9 +188,9 @@ START_TEST(a_batch_is_there_whole_or_not_at_all)
 
 	memset(large, 'x', TOO_LARGE);
 	large[TOO_LARGE] = '\0';
-	bed_open(&b);
-	e = lead(&b, "n1");
-	s = open_store(&b, e, "n1");
+	real_etcd_open(&b);
+	e = real_etcd_lead(&b, "n1", LEASE);
+	s = real_etcd_open_store(&b, e, "n1");
 	runs[0] = fixture_run(1, 1);
 	ck_ok(store_check(s, runs[0], "{}", &err), &err);
 	ck_fails(store_check(s, runs[0], large, &err), &err,
@@ -333,11 +213,11 @@ START_TEST(a_batch_is_there_whole_or_not_at_all)
 		run_free(runs[i]);
 	store_close(s);
 	election_close(e);
-	bed_close(&b);
+	real_etcd_close(&b);
 }
 END_TEST
 
-static int put_many(struct bed *b, int count, size_t bytes)
+static int put_many(struct real_etcd *b, int count, size_t bytes)
 {
 	_cleanup_json_ json_t *txn = etcd_txn_request("/nothing", 0), *answer = NULL;
 	_cleanup_free_ char *value = calloc(1, bytes + 1);
@@ -355,15 +235,15 @@ static int put_many(struct bed *b, int count, size_t bytes)
 /* The words of etcd by which it is known. */
 START_TEST(what_etcd_does_not_take_is_too_large)
 {
-	struct bed b;
+	struct real_etcd b;
 
-	bed_open(&b);
+	real_etcd_open(&b);
 	ck_assert_int_eq(put_many(&b, 128, 1), 0);
 	ck_assert_int_eq(put_many(&b, 129, 1), -EMSGSIZE);
 	ck_assert_int_eq(put_many(&b, 1, 1500 * 1000), 0);
 	ck_assert_int_eq(put_many(&b, 1, 1600 * 1000), -EMSGSIZE);
 	ck_assert_int_eq(put_many(&b, 3, 1000 * 1000), -EMSGSIZE);
-	bed_close(&b);
+	real_etcd_close(&b);
 }
 END_TEST
 
@@ -371,16 +251,16 @@ END_TEST
 START_TEST(a_run_may_have_many_ranks)
 {
 	enum { RANKS = 65536 };
-	struct bed b;
+	struct real_etcd b;
 	struct election *e;
 	struct store *s;
 	_cleanup_(run_freep) struct run *r = fixture_run(1, 1), *again = NULL;
 	struct error err = ERROR_INIT;
 	size_t pieces;
 
-	bed_open(&b);
-	e = lead(&b, "n1");
-	s = open_store(&b, e, "n1");
+	real_etcd_open(&b);
+	e = real_etcd_lead(&b, "n1", LEASE);
+	s = real_etcd_open_store(&b, e, "n1");
 	ck_ok(store_insert(s, r, "{}", &err), &err);
 	r->ranks = calloc(RANKS, sizeof(*r->ranks));
 	for (r->rank_count = 0; r->rank_count < RANKS; r->rank_count++)
@@ -401,8 +281,8 @@ START_TEST(a_run_may_have_many_ranks)
 	store_close(s);
 	election_close(e);
 
-	e = lead(&b, "n2");
-	s = open_store(&b, e, "n2");
+	e = real_etcd_lead(&b, "n2", LEASE);
+	s = real_etcd_open_store(&b, e, "n2");
 	ck_ok(store_get(s, r->id, &again, &err), &err);
 	ck_assert_int_eq(again->state, RUN_FAILED);
 	ck_assert_uint_eq(again->rank_count, RANKS);
@@ -410,7 +290,7 @@ START_TEST(a_run_may_have_many_ranks)
 		ck_assert_str_eq(again->ranks[i].node, r->ranks[i].node);
 	store_close(s);
 	election_close(e);
-	bed_close(&b);
+	real_etcd_close(&b);
 }
 END_TEST
 
@@ -590,22 +470,22 @@ START_TEST(a_store_begins_with_the_member_that_has_elected_its_controller)
 {
 	struct gateway silent;
 	struct election *e;
-	struct bed b;
+	struct real_etcd b;
 	char *urls[3];
 
 	gateway_open(&silent, NULL);
-	bed_open(&b);
+	real_etcd_open(&b);
 	urls[0] = silent.url;
 	urls[1] = b.urls[0];
 	urls[2] = NULL;
 	b.place.urls = urls;
-	e = lead(&b, "n1");
+	e = real_etcd_lead(&b, "n1", LEASE);
 	ck_assert_str_eq(election_member(e), b.urls[0]);
 	ck_assert_int_eq(__atomic_load_n(&silent.calls, __ATOMIC_SEQ_CST), 1);
-	store_close(open_store(&b, e, "n1"));
+	store_close(real_etcd_open_store(&b, e, "n1"));
 	ck_assert_int_eq(__atomic_load_n(&silent.calls, __ATOMIC_SEQ_CST), 1);
 	election_close(e);
-	bed_close(&b);
+	real_etcd_close(&b);
 	gateway_close(&silent);
 }
 END_TEST
@@ -624,15 +504,15 @@ int main(void)
 	tcase_add_test(gateway, a_certificate_that_is_not_there_is_an_error);
 	suite_add_tcase(s, gateway);
 	tcase_set_timeout(real, 3 * SECONDS);
-	if (!has_etcd())
+	if (!real_etcd_is_there())
 		fputs("etcd is absent: what needs it is left out\n", stderr);
-	tcase_add_loop_test(real, the_next_controller_takes_up_what_there_is, 0, has_etcd());
-	tcase_add_loop_test(real, who_has_lost_the_key_commits_nothing, 0, has_etcd());
-	tcase_add_loop_test(real, a_batch_is_there_whole_or_not_at_all, 0, has_etcd());
-	tcase_add_loop_test(real, what_etcd_does_not_take_is_too_large, 0, has_etcd());
-	tcase_add_loop_test(real, a_run_may_have_many_ranks, 0, has_etcd());
+	tcase_add_loop_test(real, the_next_controller_takes_up_what_there_is, 0, real_etcd_is_there());
+	tcase_add_loop_test(real, who_has_lost_the_key_commits_nothing, 0, real_etcd_is_there());
+	tcase_add_loop_test(real, a_batch_is_there_whole_or_not_at_all, 0, real_etcd_is_there());
+	tcase_add_loop_test(real, what_etcd_does_not_take_is_too_large, 0, real_etcd_is_there());
+	tcase_add_loop_test(real, a_run_may_have_many_ranks, 0, real_etcd_is_there());
 	tcase_add_loop_test(real, a_store_begins_with_the_member_that_has_elected_its_controller, 0,
-	                    has_etcd());
+	                    real_etcd_is_there());
 	suite_add_tcase(s, real);
 	return unit_run(s);
 }
