@@ -70,21 +70,26 @@ char *metrics_line(const struct metrics_report *report, const struct metrics_ext
 	return json_to_string(json);
 }
 
-/* Bytes of the leading lines that belong to steps up to `step`. */
-static size_t kept_bytes(const char *text, size_t len, int64_t step)
+/* Removes the lines of steps after `step` from the text, and returns the bytes that are left. The mark of a
+ * checkpoint may follow lines of later steps, with which the training went on while it was written. */
+static size_t keep_lines(char *text, size_t len, int64_t step)
 {
-	size_t kept = 0;
+	size_t kept = 0, n;
 
-	while (kept < len) {
-		const char *line = text + kept, *end = memchr(line, '\n', len - kept);
+	for (size_t at = 0; at < len; at += n) {
+		const char *end = memchr(text + at, '\n', len - at);
 		_cleanup_json_ json_t *j = NULL;
 		struct metrics_step of;
 
+		n = end ? (size_t)(end + 1 - (text + at)) : len - at;
 		/* A line without its newline was being written when the run died. */
-		if (!end || json_parse(line, end - line, "", &j, NULL) < 0 ||
-		    metrics_step_decode(j, &of, NULL) < 0 || of.step > step)
+		if (!end || json_parse(text + at, n - 1, "", &j, NULL) < 0 ||
+		    metrics_step_decode(j, &of, NULL) < 0)
 			break;
-		kept = end + 1 - text;
+		if (of.step > step)
+			continue;
+		memmove(text + kept, text + at, n);
+		kept += n;
 	}
 	return kept;
 }
@@ -130,7 +135,7 @@ int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, 
 		r = file_read(m->path, 0, &text, &len, err);
 		if (r < 0)
 			return r;
-		len = kept_bytes(text, len, resumed_step);
+		len = keep_lines(text, len, resumed_step);
 	} else if (file_exists(m->path) && (r = set_aside(m->path, err)) < 0) {
 		return r;
 	}

@@ -86,6 +86,37 @@ START_TEST(metrics_of_a_resumed_run_have_no_line_twice)
 }
 END_TEST
 
+/* A checkpoint that is written while the training goes on is marked after later steps. */
+START_TEST(the_mark_of_a_checkpoint_stays)
+{
+	static const char begun[] = "{\"event\":\"checkpoint\",\"step\":2,";
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "metrics.jsonl"), *text = NULL;
+	struct metrics_report rec = {.steps = 9, .loss = 1.0 / 3, .learning_rate = 1e-4, .eval_loss = NAN};
+	struct metrics_mark mark = {.event = (char *)"checkpoint", .step = 2};
+	struct error err = ERROR_INIT;
+	struct metrics *m;
+	size_t len;
+
+	ck_ok(metrics_open(dir, 0, false, &m, &err), &err);
+	for (rec.step = 1; rec.step <= 3; rec.step++)
+		ck_ok(metrics_write(m, &rec, NULL, &err), &err);
+	ck_ok(metrics_event(m, &mark, "", &err), &err);
+	ck_ok(metrics_write(m, &rec, NULL, &err), &err);
+	metrics_close(m);
+	ck_ok(metrics_open(dir, 2, false, &m, &err), &err);
+	metrics_close(m);
+	check_steps(path, (int[]){1, 2}, 2, &err);
+	ck_ok(file_read(path, 0, &text, &len, &err), &err);
+	ck_assert_ptr_nonnull(strstr(text, begun));
+	free(steal_pointer(text));
+	ck_ok(metrics_open(dir, 1, false, &m, &err), &err);
+	metrics_close(m);
+	ck_ok(file_read(path, 0, &text, &len, &err), &err);
+	ck_assert_ptr_null(strstr(text, begun));
+	ck_ok(file_remove_tree(dir, &err), &err);
+}
+END_TEST
+
 /* The process of an earlier attempt goes on, on a machine that was paused: its lines are in no file that has
  * a name. */
 START_TEST(an_earlier_attempt_writes_to_a_file_of_its_own)
@@ -349,6 +380,7 @@ int main(void)
 	TCase *t = tcase_create("metrics");
 
 	tcase_add_test(t, metrics_of_a_resumed_run_have_no_line_twice);
+	tcase_add_test(t, the_mark_of_a_checkpoint_stays);
 	tcase_add_test(t, an_earlier_attempt_writes_to_a_file_of_its_own);
 	tcase_add_test(t, metrics_of_an_earlier_run_are_kept);
 	tcase_add_test(t, a_line_of_metrics_holds_everything);
