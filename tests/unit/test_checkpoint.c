@@ -541,9 +541,9 @@ END_TEST
 START_TEST(leftovers_before_a_checkpoint_are_no_use)
 {
 	static const char *const names[] = {
-	    "cache",          "algorithms.json",  "attention-failed-forward", "runs",
-	    "metrics.jsonl",  "metrics.jsonl.12", "checkpoint-5.tmp",         "model.tmp",
-	    "reference.logps"};
+	    "cache",           "algorithms.json",      "attention-failed-forward", "runs",
+	    "metrics.jsonl",   "metrics.jsonl.12",     "checkpoint-5.tmp",         "model.tmp",
+	    "reference.logps", "metrics.jsonl.tmp.812"};
 	_cleanup_free_ char *out = unit_tmpdir(), *notes = str_path_join(out, "notes.txt");
 	struct claim claim = {out, "17", 1, NULL, 0, NULL};
 	struct error err = ERROR_INIT;
@@ -567,6 +567,30 @@ START_TEST(leftovers_before_a_checkpoint_are_no_use)
 	ck_assert_int_eq(mkdir(notes, 0755), 0);
 	ck_ok(checkpoint_output_in_use(out, &used, &err), &err);
 	ck_assert(used);
+	ck_ok(file_remove_tree(out, &err), &err);
+}
+END_TEST
+
+/* A process that is killed while it writes a file leaves what it has written under another name. */
+START_TEST(unfinished_files_are_removed)
+{
+	static const char *const names[] = {"metrics.jsonl.tmp.4242", "reference.logps.tmp.1",
+	                                    "algorithms.json.tmp.77", "checkpoint-probe-0.tmp.tmp.31",
+	                                    "checkpoint-5.7.tmp", /* from here on they stay */
+	                                    "metrics.jsonl",          "metrics.jsonl.12",
+	                                    "reference.logps.tmp.",   "notes.tmp.5",
+	                                    "reference.logps.12",     "77"};
+	_cleanup_free_ char *out = unit_tmpdir();
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		_cleanup_free_ char *path = str_path_join(out, names[i]);
+
+		ck_ok(file_write_atomic(path, "x", 1, 0644, &err), &err);
+	}
+	ck_ok(checkpoint_clean(out, &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		ck_assert_msg(file_exists_in(out, names[i]) == (i > 4), "%s", names[i]);
 	ck_ok(file_remove_tree(out, &err), &err);
 }
 END_TEST
@@ -921,6 +945,7 @@ int main(void)
 	tcase_add_test(t, a_model_names_what_does_not_fit);
 	tcase_add_test(t, checkpoints_are_found_kept_and_cleaned);
 	tcase_add_test(t, leftovers_before_a_checkpoint_are_no_use);
+	tcase_add_test(t, unfinished_files_are_removed);
 	tcase_add_test(t, one_run_at_a_time_claims_an_output);
 	tcase_add_test(t, a_claim_is_of_one_cluster);
 	tcase_add_test(t, a_final_model_replaces_an_older_one);

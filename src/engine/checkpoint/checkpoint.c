@@ -127,10 +127,29 @@ int checkpoint_prune(const char *output, int64_t keep, int64_t step, struct erro
 	return r;
 }
 
+/* Whether the name is what file_write_atomic leaves of a file of a run when its process is killed:
+ * NAME.tmp.PID. */
+static bool is_unfinished(const char *name)
+{
+	static const char *const files[] = {"checkpoint-", "metrics.jsonl", REFERENCE_FILE, ALGORITHMS_FILE};
+	static const char mark[] = TMP ".";
+	size_t end = strlen(name), n = end;
+
+	while (n > 0 && name[n - 1] >= '0' && name[n - 1] <= '9')
+		n--;
+	if (n == end || n < strlen(mark) || memcmp(name + n - strlen(mark), mark, strlen(mark)) != 0)
+		return false;
+	for (size_t i = 0; i < ARRAY_SIZE(files); i++)
+		if (str_starts(name, files[i]))
+			return true;
+	return false;
+}
+
 /* Whether a file of that name is what an interrupted save has left. */
 static bool is_leftover(const char *name)
 {
-	return str_ends(name, TMP) && (str_starts(name, "checkpoint-") || str_starts(name, "model."));
+	return is_unfinished(name) ||
+	       (str_ends(name, TMP) && (str_starts(name, "checkpoint-") || str_starts(name, "model.")));
 }
 
 int checkpoint_clean(const char *output, struct error *err)
