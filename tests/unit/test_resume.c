@@ -587,6 +587,19 @@ START_TEST(a_node_that_is_missing_is_named)
 }
 END_TEST
 
+/* Two ranks, the first on that node, go on from that step (-1: they begin), without a warning. */
+static void check_resumed(struct run *run, struct rank *ranks, int node, int64_t step)
+{
+	run->node_of[0] = node;
+	run->node_of[1] = 1 - node;
+	run_all(run, ranks, resume_rank, NULL, 0);
+	for (int i = 0; i < run->ranks; i++) {
+		ck_ok(ranks[i].result, &ranks[i].err);
+		ck_assert_int_eq(ranks[i].resumed, step);
+	}
+	ck_assert_msg(!strstr(run->said, "warning"), "%s", run->said);
+}
+
 /* Killed when the second node had published its part, and the first not yet: the checkpoint before it counts,
  * and there is nothing to warn of. _i: the ranks have changed places. */
 START_TEST(what_rank_0_did_not_publish_is_no_checkpoint)
@@ -598,14 +611,7 @@ START_TEST(what_rank_0_did_not_publish_is_no_checkpoint)
 	save_on_two_nodes(&run, ranks);
 	newest = str_path_join(run.node_directory[0], "checkpoint-4");
 	file_remove_tree(newest, NULL);
-	run.node_of[0] = _i;
-	run.node_of[1] = 1 - _i;
-	run_all(&run, ranks, resume_rank, NULL, 0);
-	for (int i = 0; i < run.ranks; i++) {
-		ck_ok(ranks[i].result, &ranks[i].err);
-		ck_assert_int_eq(ranks[i].resumed, 3);
-	}
-	ck_assert_ptr_null(strstr(run.said, "warning"));
+	check_resumed(&run, ranks, _i, 3);
 	teardown(&run);
 }
 END_TEST
@@ -635,6 +641,39 @@ static void copy_tree(const char *from, const char *to)
 	}
 	closedir(dir);
 }
+
+/* Killed in the same way twice, the second time with the ranks in other places: each node has another part of
+ * a checkpoint that was never published. _i: the ranks have changed places once more. */
+START_TEST(what_two_attempts_did_not_publish_is_no_checkpoint)
+{
+	_cleanup_free_ char *first = NULL, *second = NULL, *kept = NULL;
+	struct rank ranks[RANKS_MAX];
+	const int64_t steps[] = {4};
+	struct error err = ERROR_INIT;
+	struct run run;
+
+	save_on_two_nodes(&run, ranks);
+	first = str_path_join(run.node_directory[0], "checkpoint-4");
+	second = str_path_join(run.node_directory[1], "checkpoint-4");
+	kept = str_path_join(run.directory, "checkpoint-4");
+	copy_tree(second, kept);
+	ck_ok(file_remove_tree(first, &err), &err);
+	run.node_of[0] = 1;
+	run.node_of[1] = 0;
+	run_all(&run, ranks, save_rank, steps, 1);
+	ck_ok(file_remove_tree(second, &err), &err);
+	copy_tree(kept, second);
+	check_resumed(&run, ranks, _i, 3);
+	/* And where there is no checkpoint before it, the run begins again. */
+	for (int i = 0; i < 2; i++) {
+		_cleanup_free_ char *older = str_path_join(run.node_directory[i], "checkpoint-3");
+
+		ck_ok(file_remove_tree(older, &err), &err);
+	}
+	check_resumed(&run, ranks, _i, -1);
+	teardown(&run);
+}
+END_TEST
 
 /* The second node has a copy of the checkpoint, which another rank has compared; a file of state that its
  * list names and that the copy lacks is not taken for a rank without state. */
@@ -785,6 +824,7 @@ int main(void)
 	tcase_add_test(t, checkpoints_of_another_node_are_not_replaced);
 	tcase_add_loop_test(t, a_node_that_is_missing_is_named, 0, 2);
 	tcase_add_loop_test(t, what_rank_0_did_not_publish_is_no_checkpoint, 0, 2);
+	tcase_add_loop_test(t, what_two_attempts_did_not_publish_is_no_checkpoint, 0, 2);
 	tcase_add_test(t, a_copy_that_lacks_a_file_of_state_is_named);
 	tcase_add_loop_test(t, a_damaged_checkpoint_is_named, 0, 2);
 	suite_add_tcase(s, t);

@@ -24,7 +24,8 @@
  * written on. */
 enum { NOT_THERE, LOST, FOUND, OTHER };
 
-/* A rank that is on the node where rank 0 was: whether it finds the index there, which was published last. */
+/* A rank that is on the node where rank 0 was: whether it finds the index there, which was published last.
+ * Another index is that of a save by another attempt. */
 enum { ON_OTHER_NODE, PUBLISHED, NOT_PUBLISHED };
 
 void resume_close(struct resume *r)
@@ -115,6 +116,15 @@ static bool is_node_of(const struct resume *r, int rank)
 	return r->ranks.node && str_eq(r->ranks.node, r->index.ranks[rank].node);
 }
 
+static bool has_index(const struct resume *r, const char *path)
+{
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+
+	return file_exists(path) &&
+	       (file_read(path, INDEX_MAX, &text, &len, NULL) < 0 || str_eq(text, r->text));
+}
+
 static int look(struct resume *r, struct error *err)
 {
 	_cleanup_free_ char *index = str_path_join(r->directory, MANIFEST_INDEX);
@@ -137,7 +147,7 @@ static int look(struct resume *r, struct error *err)
 			own[i] = LOST;
 	}
 	if (is_node_of(r, 0))
-		own[n] = file_exists(index) ? PUBLISHED : NOT_PUBLISHED;
+		own[n] = has_index(r, index) ? PUBLISHED : NOT_PUBLISHED;
 	return ranks_gather(&r->ranks, NULL, r->seen, r->each, err);
 }
 
