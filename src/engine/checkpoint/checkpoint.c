@@ -16,6 +16,7 @@
 #include "engine/checkpoint/algorithms.h"
 #include "engine/checkpoint/claim.h"
 #include "engine/checkpoint/hf.h"
+#include "engine/checkpoint/places.h"
 
 #define TMP ".tmp"
 
@@ -220,10 +221,11 @@ int checkpoint_output_in_use(const char *output, bool *used, struct error *err)
 		const char *name = e->d_name;
 
 		/* The tokenized data, the algorithms of products, failed checks of attention and the claim
-		 * may exist before anything has been trained. */
+		 * may exist before anything has been trained, and a file by which the ranks of another node
+		 * have looked for this directory before a run has marked it. */
 		if (str_eq(name, ".") || str_eq(name, "..") || str_eq(name, "cache") ||
 		    str_eq(name, ALGORITHMS_FILE) || str_starts(name, ATTENTION_FAILED) ||
-		    str_eq(name, CLAIM_FILE))
+		    str_eq(name, CLAIM_FILE) || str_starts(name, PLACES_PROBE))
 			continue;
 		if (marked && (is_leftover(name) || is_early(name)))
 			continue;

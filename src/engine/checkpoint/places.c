@@ -20,8 +20,7 @@
 #include "base/hash.h"
 #include "base/str.h"
 
-#define PROBE "checkpoint-probe-"
-#define TMP   ".tmp"
+#define TMP ".tmp"
 
 void places_free(struct places *p)
 {
@@ -31,7 +30,7 @@ void places_free(struct places *p)
 
 static char *probe_path(const char *directory, int rank)
 {
-	return str_printf("%s/" PROBE "%d" TMP, directory, rank);
+	return str_printf("%s/" PLACES_PROBE "%d" TMP, directory, rank);
 }
 
 static int write_probe(const char *directory, int rank, uint64_t token, struct error *err)
@@ -66,7 +65,8 @@ static int lowest_probe(const char *directory, int ranks, uint64_t token)
 	struct dirent *e;
 
 	while (d && (e = readdir(d))) {
-		const char *number = str_starts(e->d_name, PROBE) ? e->d_name + strlen(PROBE) : "";
+		const char *number =
+		    str_starts(e->d_name, PLACES_PROBE) ? e->d_name + strlen(PLACES_PROBE) : "";
 		char *end;
 		long rank = strtol(number, &end, 10);
 

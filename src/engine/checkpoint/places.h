@@ -9,6 +9,9 @@
 #include "base/error.h"
 #include "engine/checkpoint/ranks.h"
 
+/* Beginning of the names of the files by which ranks find out whether they share a directory. */
+#define PLACES_PROBE "checkpoint-probe-"
+
 struct places {
 	int n;       /* ranks */
 	int *writer; /* [n] of the place that a rank finds; -1: it finds none, and cannot make one */
