@@ -535,8 +535,8 @@ void device_nf4_dequantize(struct device *dev, void *dst, enum dtype type, const
 #define DEVICE_MOMENT_BLOCK                                                                                  \
 	256 /* elements that share a scale: the one of the largest magnitude, with its sign */
 /* Elements [first, first + n) of an array of codes; first is a multiple of a block, src fp32. Without a sign
- * all are at least 0, and the map is twice as fine. What codes stand for gives the same codes and scales
- * again. */
+ * all are at least 0, and the map is twice as fine; but none above 0 has the code of 0, since AdamW divides
+ * by the root of such a moment. What codes stand for gives the same codes and scales again. */
 void device_moment_quantize(struct device *dev, uint8_t *codes, float *scale, int64_t first, const float *src,
                             int64_t n, bool has_sign);
 /* dst[i] = element first + i; first is any. */

@@ -29,10 +29,15 @@ void KERNEL(moment_quantize)(struct device *dev, const struct moment_table *tabl
 	for (int64_t block = 0; block < n; block += DEVICE_MOMENT_BLOCK) {
 		int64_t left = n - block, count = left < DEVICE_MOMENT_BLOCK ? left : DEVICE_MOMENT_BLOCK;
 		float max = block_scale(src + block, count), inverse = max != 0 ? 1.0f / max : 0;
+		/* Without a sign 0 has the first code, and what is above it the next one at least. */
+		uint8_t least = table->map[0] == 0;
 
 		scale[block / DEVICE_MOMENT_BLOCK] = max;
-		for (int64_t i = block; i < block + count; i++)
-			codes[i] = moment_code(table, src[i] * inverse);
+		for (int64_t i = block; i < block + count; i++) {
+			uint8_t code = moment_code(table, src[i] * inverse);
+
+			codes[i] = src[i] > 0 && code < least ? least : code;
+		}
 	}
 }
 

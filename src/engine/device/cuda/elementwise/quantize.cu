@@ -201,8 +201,12 @@ static __global__ void __launch_bounds__(DEVICE_MOMENT_BLOCK)
 			least = fmaxf(least, below[w]);
 		}
 		max = most >= least ? most : -least;
-		if (i < n)
-			codes[i] = nf4_scale_code(map, v * (max != 0 ? 1.0f / max : 0));
+		if (i < n) {
+			uint8_t code = nf4_scale_code(map, v * (max != 0 ? 1.0f / max : 0));
+
+			/* Without a sign 0 has the first code, and what is above it the next one at least. */
+			codes[i] = v > 0 && code == 0 && map[0] == 0 ? 1 : code;
+		}
 		if (threadIdx.x == 0)
 			scale[block] = max;
 	}
