@@ -82,8 +82,8 @@ struct rank_run {
 	const struct dataset *train, *eval;
 	double losses[STEPS], norms[STEPS], eval_loss;
 	float *weights;
-	int64_t steps;
-	int intermediate; /* 0: that of the model */
+	int64_t steps, evaluated; /* the last ones */
+	int intermediate;         /* 0: that of the model */
 	/* Resume: save at `stop`, or start from what another saved. */
 	int64_t stop, start;
 	float *state[3];
@@ -98,8 +98,10 @@ static int on_log(void *context, const struct train_log *log, struct error *err)
 	r->losses[log->step - 1] = log->loss;
 	r->norms[log->step - 1] = log->grad_norm;
 	r->steps = log->step;
-	if (log->has_eval)
+	if (log->has_eval) {
 		r->eval_loss = log->eval_loss;
+		r->evaluated = log->step;
+	}
 	return 0;
 }
 
@@ -464,6 +466,29 @@ static void check_resume(const struct train_options *o, int intermediate, int wo
 	done(second, world_size);
 	done(first, world_size);
 }
+
+/* A run that is stopped where it saves evaluates there, as one that goes on; elsewhere it does not. */
+START_TEST(a_stopped_run_evaluates_where_it_saves)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(21, 9, 8, 50, true);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, true);
+
+	for (int stop = 2; stop <= 3; stop++) {
+		struct rank_run run = {.train = train, .eval = eval, .stop = stop};
+
+		options(&run.o, 8, 1);
+		run.o.save_steps = 2;
+		run.eval_loss = -1;
+		run_all(&run, 1);
+		ck_assert_int_eq(run.result, 1);
+		ck_assert_int_eq(run.steps, stop);
+		ck_assert_int_eq(run.saves, stop == 2 ? 1 : 2);
+		ck_assert(run.eval_loss > 0);
+		ck_assert_int_eq(run.evaluated, 2);
+		done(&run, 1);
+	}
+}
+END_TEST
 
 START_TEST(resume_is_bitwise)
 {
@@ -997,6 +1022,7 @@ int main(void)
 	tcase_add_test(c, padding_moves_no_unit);
 	tcase_add_test(c, padding_is_no_gradient);
 #ifdef NAIVE
+	tcase_add_test(c, a_stopped_run_evaluates_where_it_saves);
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 4);
 #else
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 9);

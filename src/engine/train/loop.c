@@ -100,7 +100,8 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 			ranks[i] += trainer_rank_seconds(t)[i];
 		end = t->step == t->total_steps;
 		save = !end && (due(t->step, t->o.save_steps) || stop);
-		eval = t->eval && (end || (t->o.eval_steps ? due(t->step, t->o.eval_steps) : save && !stop));
+		/* Also where the run stops: one that goes on from this step does not come back to it. */
+		eval = t->eval && (end || due(t->step, t->o.eval_steps ? t->o.eval_steps : t->o.save_steps));
 		if (eval) {
 			if ((r = trainer_evaluate(t, &log.eval_loss, log.eval_metrics, err)) < 0)
 				return r;
