@@ -3,6 +3,7 @@
  * SQLite says. */
 #include <errno.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "cluster/store_sqlite.h"
 
@@ -60,11 +61,13 @@ int store_sqlite_busy(const char *path, struct error *err)
 
 int store_sqlite_error(sqlite3 *db, const char *path, struct error *err)
 {
-	int code = sqlite3_errcode(db);
+	int code = sqlite3_errcode(db), cause = code == SQLITE_IOERR ? sqlite3_system_errno(db) : 0;
 
 	if (code == SQLITE_BUSY || code == SQLITE_LOCKED)
 		return store_sqlite_busy(path, err);
-	return error_set(err, code == SQLITE_FULL ? -ENOSPC : -EIO, "%s: %s", path, sqlite3_errmsg(db));
+	/* SQLite has one message for the failures of most system calls, whatever their error is. */
+	return error_set(err, code == SQLITE_FULL || cause == ENOSPC ? -ENOSPC : -EIO, "%s: %s%s%s", path,
+	                 sqlite3_errmsg(db), cause > 0 ? ": " : "", cause > 0 ? strerror(cause) : "");
 }
 
 int store_sqlite_exec(sqlite3 *db, const char *path, const char *sql, struct error *err)

@@ -834,6 +834,25 @@ START_TEST(what_the_store_does_not_have_is_said)
 }
 END_TEST
 
+/* The message ends with the error of the system call. */
+START_TEST(a_store_that_cannot_be_opened_says_why)
+{
+	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir), *want = NULL;
+	_cleanup_(store_closep) struct store *s = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(store_open(path, &s, &err), &err);
+	store_closep(&s);
+	s = NULL;
+	limit_files(4096); /* too little for the shared memory of its log */
+	ck_assert_int_eq(store_open(path, &s, &err), -EIO);
+	want = str_printf("%s: disk I/O error: File too large", path);
+	ck_assert_str_eq(err.message, want);
+	limit_files(RLIM_INFINITY);
+	ck_ok(store_open(path, &s, &err), &err);
+}
+END_TEST
+
 /* Another process opens the store at `path` when `go` says so: its status is the error's number, 0 if it got
  * in. It is forked before this one has opened the store, and so knows nothing of its locks. */
 static pid_t start_opener(const char *path, int go[2])
@@ -1188,6 +1207,7 @@ int main(void)
 	tcase_add_loop_test(c, the_cause_outlives_the_controller, 0, 9);
 	tcase_add_test(c, a_damaged_record_of_an_attempt_loses_no_run);
 	tcase_add_test(c, a_store_of_the_first_layout_is_converted_once);
+	tcase_add_test(c, a_store_that_cannot_be_opened_says_why);
 	tcase_add_test(c, another_process_cannot_open_an_open_store);
 	tcase_add_test(c, a_copy_has_what_is_written_meanwhile);
 	tcase_add_test(c, a_copy_is_given_up_or_fails);
