@@ -18,15 +18,11 @@ struct list {
 	size_t count;
 };
 
-/* The run's entry, a new one where there is none; NULL: out of memory. */
-static struct pruned_run *entry_of(struct list *list, int64_t run)
+/* A new entry; NULL: out of memory. */
+static struct pruned_run *add(struct list *list, int64_t run)
 {
-	struct pruned_run *grown;
+	struct pruned_run *grown = reallocarray(list->runs, list->count + 1, sizeof(*grown));
 
-	for (size_t i = 0; i < list->count; i++)
-		if (list->runs[i].run == run)
-			return &list->runs[i];
-	grown = reallocarray(list->runs, list->count + 1, sizeof(*grown));
 	if (!grown)
 		return NULL;
 	list->runs = grown;
@@ -69,7 +65,7 @@ static int scan(struct list *list, const char *path, struct error *err)
 
 		if (str_to_int64(entry->d_name, 1, INT64_MAX, &run) < 0)
 			continue;
-		found = entry_of(list, run);
+		found = add(list, run);
 		if (!found)
 			return error_oom(err);
 		measure(found, dirfd(dir), entry->d_name, 2);
@@ -82,6 +78,27 @@ static int compare_newest_first(const void *a, const void *b)
 	const struct pruned_run *x = a, *y = b;
 
 	return x->run < y->run ? 1 : x->run > y->run ? -1 : 0;
+}
+
+/* The entries of a run, which has one for each directory with files of it, become one. */
+static void sort_and_merge(struct list *list)
+{
+	size_t n = 0;
+
+	if (list->count)
+		qsort(list->runs, list->count, sizeof(*list->runs), compare_newest_first);
+	for (size_t i = 0; i < list->count; i++) {
+		const struct pruned_run *next = &list->runs[i];
+		struct pruned_run *last = n > 0 ? &list->runs[n - 1] : NULL;
+
+		if (last && last->run == next->run) {
+			last->bytes += next->bytes;
+			last->changed = MAX(last->changed, next->changed);
+		} else {
+			list->runs[n++] = *next;
+		}
+	}
+	list->count = n;
 }
 
 static bool is_in_use(const struct run_files_plan *plan, int64_t run)
@@ -121,6 +138,7 @@ int run_files_prune(const struct run_files_plan *plan, struct prune_answer *answ
 	for (size_t i = 0; r == 0 && i < ARRAY_SIZE(plan->directories); i++)
 		if (plan->directories[i])
 			r = scan(&list, plan->directories[i], err);
+	sort_and_merge(&list);
 	answer->runs = calloc(list.count + 1, sizeof(*answer->runs));
 	if (r == 0 && !answer->runs)
 		r = error_oom(err);
@@ -129,8 +147,6 @@ int run_files_prune(const struct run_files_plan *plan, struct prune_answer *answ
 		prune_answer_release(answer);
 		return r;
 	}
-	if (list.count)
-		qsort(list.runs, list.count, sizeof(*list.runs), compare_newest_first);
 	/* The oldest first: an interruption leaves what is newest. */
 	for (size_t i = list.count; i-- > 0;) {
 		if (!is_to_go(plan, &list.runs[i], i)) {
