@@ -69,6 +69,20 @@ static void reconcile(struct controller *c, const char *node, const struct repor
 		stop_stray(c, node, report->run, report->attempt);
 }
 
+/* Whether an earlier controller may not have sent the start of this part. Where its run is being stopped,
+ * another part has failed or it was cancelled: a process that this one has had is known then. */
+static bool may_be_unsent(const struct run *r, const struct run_part *part)
+{
+	if (part->instance[0])
+		return false;
+	if (r->state == RUN_STARTING || r->requeue)
+		return true;
+	for (size_t i = 0; i < r->rank_count; i++)
+		if (r->ranks[i].pid > 0 && str_eq_host(r->ranks[i].node, part->node))
+			return false;
+	return r->state == RUN_STOPPING;
+}
+
 /* Parts that the node should have, and does not: its service or the whole machine began anew. */
 static void find_missing(struct controller *c, const struct member *m, const struct heartbeat *heartbeat)
 {
@@ -96,7 +110,7 @@ static void find_missing(struct controller *c, const struct member *m, const str
 		 * reason. */
 		if (!part->instance[0])
 			lost_add(c, r, part, true);
-		if ((r->state == RUN_STARTING || r->requeue) && !part->instance[0]) {
+		if (may_be_unsent(r, part)) {
 			apply_flags(c, r,
 			            run_refused(r, part, REFUSED_UNSENT, "not started", controller_time(c)));
 			continue;

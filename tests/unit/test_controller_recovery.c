@@ -235,6 +235,31 @@ START_TEST(a_start_under_way_is_waited_for_where_the_run_is_being_stopped)
 }
 END_TEST
 
+/* The other part has failed by itself; nothing says that the node has lost its part, which it never had. */
+START_TEST(a_part_that_was_not_started_is_not_the_cause)
+{
+	bool reported = _i;
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	int64_t run;
+
+	bed_set_preflight(b, "n2", 20);
+	run = bed_submit_resources(b, "\"nodes\":2,\"max_node_failures\":3");
+	bed_pass(b, 1.5);
+	ck_assert_int_eq(bed_attempt_on(b, "n1", run), 1);
+	if (reported)
+		bed_end_ranks(b, "n1", run, 3);
+	bed_pass(b, 0.1);
+	bed_set_delay(b, "n2", 0.5); /* n1 reports first to the next controller, too */
+	bed_crash_controller(b);
+	if (!reported)
+		bed_end_ranks(b, "n1", run, 3);
+	bed_await(b, run, RUN_FAILED);
+	ck_assert_str_eq(bed_run(b, run)->reason, "rank 0 on n1: exit status 3");
+	ck_assert_int_eq(bed_run(b, run)->attempt, 1);
+	bed_free(b);
+}
+END_TEST
+
 /* Lets a minute pass, in which no node begins or has attempt 2 while n2 has attempt 1. */
 static void pass_without_two_attempts(struct bed *b, int64_t run)
 {
@@ -498,6 +523,7 @@ int main(void)
 	tcase_add_test(tc, a_restarted_machine_takes_no_start_before_its_first_heartbeat);
 	tcase_add_test(tc, an_attempt_that_was_seen_to_run_is_kept_without_an_answer_to_its_start);
 	tcase_add_loop_test(tc, a_start_under_way_is_waited_for_where_the_run_is_being_stopped, 0, 2);
+	tcase_add_loop_test(tc, a_part_that_was_not_started_is_not_the_cause, 0, 2);
 	tcase_add_test(tc, a_drain_moves_a_run);
 	tcase_add_test(tc, a_drain_leaves_alone_what_must_not_start_again);
 	tcase_add_test(tc, a_drained_run_can_be_cancelled);
