@@ -148,9 +148,17 @@ static const char *describe(const struct http_transfer *t, CURLcode code)
 /* What may be wrong where the certificate of the other service is not accepted. */
 static const char *certificate_hint(const struct http_transfer *t, CURLcode code)
 {
+	enum { NOT_YET_VALID = 9, EXPIRED = 10 }; /* OpenSSL's, which the curl of Debian is built with */
+	bool shared = identity_is_shared(t->client->identity);
+	long result = 0;
+
 	if (code != CURLE_PEER_FAILED_VERIFICATION && code != CURLE_SSL_PINNEDPUBKEYNOTMATCH)
 		return "";
-	return identity_is_shared(t->client->identity)
+	curl_easy_getinfo(t->easy, CURLINFO_SSL_VERIFYRESULT, &result);
+	/* The cluster's key expires in 2106. */
+	if (result == NOT_YET_VALID || (result == EXPIRED && shared))
+		return "; is the clock of this node right?";
+	return shared
 	           ? "; is the cluster's key (cluster_key, cluster.pem) the same file on both nodes?"
 	           : "; expected a valid certificate with the name of that node, signed by an authority in "
 	             "the ca_file of this node";

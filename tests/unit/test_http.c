@@ -635,11 +635,26 @@ static struct peer_call call_peer(const struct identity *server_id, const struct
 	return p;
 }
 
+/* A key that is made is that of a clock which is so many seconds ahead. */
+static time_t ahead;
+
+time_t __real_time(time_t *t);
+time_t __wrap_time(time_t *t);
+
+time_t __wrap_time(time_t *t)
+{
+	time_t now = __real_time(NULL) + ahead;
+
+	if (t)
+		*t = now;
+	return now;
+}
+
 START_TEST(peers_need_the_key)
 {
 	_cleanup_free_ char *dir = unit_tmpdir(), *ours = str_printf("%s/a.pem", dir),
-	                    *other = str_printf("%s/b.pem", dir);
-	_cleanup_(identity_freep) struct identity *a = NULL, *b = NULL;
+	                    *other = str_printf("%s/b.pem", dir), *late = str_printf("%s/c.pem", dir);
+	_cleanup_(identity_freep) struct identity *a = NULL, *b = NULL, *c = NULL;
 	struct identity mixed;
 	struct error err = ERROR_INIT;
 	struct peer_call p;
@@ -671,6 +686,16 @@ START_TEST(peers_need_the_key)
 	mixed.pin = b->pin;
 	p = call_peer(a, &mixed, "/peers");
 	ck_assert_int_eq(p.status, 0);
+	/* The file is the same one, but the clock of this machine is behind that of the one where it was
+	 * made. */
+	ahead = 3 * 86400;
+	ck_ok(identity_make(late, false, &err), &err);
+	ahead = 0;
+	ck_ok(identity_load(late, &c, &err), &err);
+	p = call_peer(c, c, "/peers");
+	ck_assert_int_eq(p.status, 0);
+	ck_assert_msg(str_ends(p.error, "certificate is not yet valid; is the clock of this node right?"),
+	              "%s", p.error);
 	file_remove_tree(dir, NULL);
 }
 END_TEST
