@@ -125,6 +125,7 @@ static void on_started_there(void *context, const struct http_answer *a)
 	struct peer_result result = {0};
 	struct error_answer refusal;
 	struct error err = ERROR_INIT;
+	bool absent;
 
 	if (a->error.code == -ECANCELED) {
 		result.code = -ECANCELED;
@@ -138,16 +139,18 @@ static void on_started_there(void *context, const struct http_answer *a)
 		result.message = a->error.message;
 		result.backoff = config->node_timeout;
 	} else {
-		result.code = a->status == 409        ? -EBUSY
-		              : a->status == 404      ? -ENOENT
-		              : a->status == MISMATCH ? -ECONNREFUSED
-		              : a->status >= 500      ? -EAGAIN
-		                                      : -EREMOTEIO;
 		error_answer_read(json, &refusal);
+		/* A service that is being stopped begins no start, not even one that it has taken. */
+		absent = a->status == MISMATCH || str_eq(refusal.code, "stopping");
+		result.code = a->status == 409   ? -EBUSY
+		              : a->status == 404 ? -ENOENT
+		              : absent           ? -ECONNREFUSED
+		              : a->status >= 500 ? -EAGAIN
+		                                 : -EREMOTEIO;
 		result.message = refusal.message ? refusal.message : "the node refused the start";
 		if (a->status == 409) /* what has its slots is in its next heartbeat */
 			result.backoff = config->heartbeat;
-		else if (a->status == MISMATCH)
+		else if (absent)
 			result.backoff = config->node_timeout;
 	}
 	finish(call, &result);

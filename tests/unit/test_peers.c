@@ -151,7 +151,8 @@ static void begin_start(const struct peer *peer)
 	ck_assert_ptr_null(request.user); /* it was taken */
 }
 
-#define REFUSED "{\"error\":{\"code\":\"refused\",\"message\":\"no room\"}}"
+#define REFUSED  "{\"error\":{\"code\":\"refused\",\"message\":\"no room\"}}"
+#define STOPPING "{\"error\":{\"code\":\"stopping\",\"message\":\"it stops\"}}"
 
 /* What a node answers to a start: is it certain that it does not begin, and when is the node tried again? */
 static const struct {
@@ -168,6 +169,8 @@ static const struct {
     {421, REFUSED, 0, "-111 no room, backoff 30"},
     {500, REFUSED, 0, "-11 no room"},
     {503, "", 0, "-11 the node refused the start"},
+    {503, REFUSED, 0, "-11 no room"},
+    {503, STOPPING, 0, "-111 it stops, backoff 30"}, /* it has nothing of the run, and begins nothing */
     {499, REFUSED, 0, "-121 no room"},
     {400, REFUSED, 0, "-121 no room"},
     {410, "{}", 0, "-121 the node refused the start"},
