@@ -1021,8 +1021,8 @@ int main(void)
 	tcase_add_test(c, norms_do_not_decay);
 	tcase_add_test(c, padding_moves_no_unit);
 	tcase_add_test(c, padding_is_no_gradient);
-#ifdef NAIVE
 	tcase_add_test(c, a_stopped_run_evaluates_where_it_saves);
+#ifdef NAIVE
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 4);
 #else
 	tcase_add_loop_test(c, resume_is_bitwise, 0, 9);
