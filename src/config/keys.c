@@ -131,7 +131,7 @@ const char *keys_nearest(const struct keys *keys, const char *dotted, char *buf,
 	return found ? keys_name(found, buf, size) : near;
 }
 
-/* One with its group, such as zero_optimization.stage, before the last word alone. */
+/* A name with its group, such as zero_optimization.stage, is preferred to its last word alone. */
 static const struct key_name *find_other_name(const struct keys *keys, const char *dotted)
 {
 	const struct key_name *found = NULL;

@@ -445,8 +445,11 @@ static int refuse_program(const char *path, struct error *err)
 }
 
 /* A file of another program, in a format that is not that of a run file. */
-static bool is_foreign(const char *path, const char **format)
+static bool is_foreign(const char *path, const char *text, const char **format)
 {
+	/* Settings of a run file end so. */
+	if (strstr(text, ";\n"))
+		return false;
 	*format = str_ends(path, ".yaml") || str_ends(path, ".yml") ? "YAML"
 	          : str_ends(path, ".json")                         ? "JSON"
 	                                                            : NULL;
@@ -458,7 +461,8 @@ static int refuse_foreign(const char *path, const char *format, struct error *er
 	return error_set(
 	    err, -EINVAL,
 	    "%s is a file in %s; a run file is written name = \"value\"; section = { key = 1; }; "
-	    "and dtrain-run(5) has what the keys of other programs are in it (NAMES OF OTHER PROGRAMS)",
+	    "and dtrain-run(5) lists the keys that correspond to those of other programs (NAMES OF OTHER "
+	    "PROGRAMS)",
 	    path, format);
 }
 
@@ -476,9 +480,9 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
 	if (strlen(text) != len)
 		return error_set(err, -EINVAL, "%s: not a text file: a NUL byte in it", path);
 	if ((r = run_config_parse(text, path, overrides, out, err)) < 0)
-		return is_program(path, text)      ? refuse_program(path, err)
-		       : is_foreign(path, &format) ? refuse_foreign(path, format, err)
-		                                   : r;
+		return is_program(path, text)            ? refuse_program(path, err)
+		       : is_foreign(path, text, &format) ? refuse_foreign(path, format, err)
+		                                         : r;
 	if (!(*out)->name) {
 		(*out)->name = name_from_path(path);
 		if (!(*out)->name) {

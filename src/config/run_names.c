@@ -103,7 +103,7 @@ const struct key_name run_other_names[] = {
     {"save_total_limit", "output.keep"},
     {"report_to", "output.tensorboard"},
     {"use_wandb", "output.tensorboard"},
-    /* Nothing corresponds to these, and nothing has to. */
+    /* These have no counterpart, and need none. */
     {"do_train", NULL},
     {"trust_remote_code", NULL},
     {"overwrite_cache", NULL},

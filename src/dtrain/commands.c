@@ -39,7 +39,7 @@ const struct command *command_find(const char *name)
 	return NULL;
 }
 
-/* What other programs call them: Slurm, Docker, Kubernetes, torchrun, and what is said in their place. */
+/* What other programs call them: Slurm, Docker, Kubernetes, torchrun, and other words in common use. */
 static const struct {
 	const char *name, *here;
 } other_names[] = {

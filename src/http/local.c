@@ -30,7 +30,8 @@ struct http_local {
 	char buf[65536]; /* what was received and not used yet: [start, end) */
 	size_t start, end;
 	char code[64], type[64];
-	bool broken; /* a call ended before its answer did */
+	bool broken;   /* a call ended before its answer did */
+	bool answered; /* the service has answered on this connection */
 };
 
 /* The head of an answer, as far as it matters here. */
@@ -43,7 +44,7 @@ struct head {
 
 typedef int (*piece_fn)(void *context, const char *data, size_t len, struct error *err);
 
-/* Who may use it is written in its group; a process has the groups of the time of its login. */
+/* The members of the socket's group may use it; a process has the groups that its user had at login. */
 static int permission_error(const char *path, struct error *err)
 {
 	const struct passwd *user = getpwuid(geteuid());
@@ -55,11 +56,16 @@ static int permission_error(const char *path, struct error *err)
 		                 "no permission to use %s: be a member of its group, and log in again "
 		                 "after joining it",
 		                 path);
+	if (!(st.st_mode & S_IWGRP) || st.st_gid == 0)
+		return error_set(err, -EACCES,
+		                 "no permission to use %s: it is for root alone, unless dtraind.conf names a "
+		                 "group of users",
+		                 path);
 	for (char **member = group->gr_mem; *member; member++)
 		if (strcmp(*member, user->pw_name) == 0)
 			return error_set(err, -EACCES,
-			                 "no permission to use %s: %s is in group %s, but not since this "
-			                 "login: log in again",
+			                 "no permission to use %s: %s is a member of group %s now, but was "
+			                 "not at this login: log in again",
 			                 path, user->pw_name, group->gr_name);
 	return error_set(
 	    err, -EACCES,
@@ -174,7 +180,7 @@ static int fill(struct http_local *l, struct error *err)
 	if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
 		return error_set(err, -ETIMEDOUT, "dtraind at %s does not answer in time", l->socket);
 	/* systemd accepts the connection, and closes it where the service cannot be started. */
-	if (n < 0 && errno == ECONNRESET)
+	if (n < 0 && errno == ECONNRESET && !l->answered)
 		return error_set(err, -ECONNRESET,
 		                 "dtraind at %s has ended without an answer: systemctl status dtraind, or "
 		                 "journalctl -u dtraind, says why",
@@ -182,6 +188,7 @@ static int fill(struct http_local *l, struct error *err)
 	if (n < 0)
 		return error_errno(err, -errno, "cannot read from dtraind at %s", l->socket);
 	l->end += n;
+	l->answered = l->answered || n > 0;
 	return n;
 }
 

@@ -5,8 +5,8 @@
  *   unknown --users_find--> looked up --answer, or deadline--> known --users_find after `keep`--> known, and
  *   looked up once more --answer--> known
  *
- * Of a user who has not called for twice as long as `keep` nothing is known any more, but for a name where
- * the database does not answer: who has left the group of administrators, if only days ago, is none.
+ * What is known of a user who has not called for twice `keep` is not used before the user is looked up again.
+ * Where that takes longer than the deadline, the name is used, and the user is no administrator.
  */
 #include "http/users.h"
 
@@ -39,6 +39,7 @@ struct user {
 	struct user *next; /* who called last comes first */
 	uid_t uid;
 	bool known, admin;
+	bool late;                  /* the look-up that is under way has exceeded its deadline */
 	double fresh;               /* monotonic: until then it is not looked up again */
 	char name[USERS_NAME_SIZE]; /* "": none */
 	struct background *look_up;
@@ -109,6 +110,11 @@ static void work(void *data)
 	    l->found && l->admin_group[0] && find_group(l->admin_group, &group) && is_member(l->name, group);
 }
 
+static bool is_outdated(const struct user *u)
+{
+	return clock_monotonic() >= u->fresh + u->users->options.keep;
+}
+
 /* What was known before stays good, too. */
 static void set_known(struct user *u, double seconds)
 {
@@ -129,6 +135,9 @@ static void on_looked_up(void *context, void *data)
 	} else {
 		log_warn("the password database has not said within %g s who has the uid %lld",
 		         u->users->options.deadline, (long long)u->uid);
+		if (u->known && is_outdated(u))
+			u->admin = false;
+		u->late = true;
 		set_known(u, RETRY_SECONDS);
 	}
 	u->users->changed(u->users->context);
@@ -147,6 +156,7 @@ static int start_look_up(struct user *u)
 	                               .data = l};
 	int r;
 
+	u->late = false;
 	if (l) {
 		l->uid = u->uid;
 		l->look_up = u->users->options.look_up;
@@ -206,11 +216,6 @@ static void forget_last(struct users *users)
 	user_free(u);
 }
 
-static bool is_outdated(const struct user *u)
-{
-	return clock_monotonic() >= u->fresh + u->users->options.keep;
-}
-
 int users_find(struct users *users, uid_t uid, const char **name)
 {
 	struct user *u = find(users, uid);
@@ -224,7 +229,7 @@ int users_find(struct users *users, uid_t uid, const char **name)
 	if (!u->look_up && (!u->known || clock_monotonic() >= u->fresh))
 		r = start_look_up(u);
 	*name = u->name[0] ? u->name : NULL;
-	return r < 0 ? r : u->known && !(u->look_up && is_outdated(u));
+	return r < 0 ? r : u->known && !(u->look_up && !u->late && is_outdated(u));
 }
 
 bool users_is_admin(const struct users *users, uid_t uid)

@@ -16,8 +16,9 @@ struct users;
 
 struct users_options {
 	double deadline; /* of a look-up, seconds; 0: 10. Beyond it the user has no name until it ends */
-	double keep;     /* a name is looked up again after so many seconds, and stays good meanwhile, but not
-	                    longer     than twice as many; 0: 60 */
+	/* A name is looked up again after so many seconds, and stays good meanwhile, but not longer than
+	 * twice as many; 0: 60. */
+	double keep;
 	/* NULL: getpwuid_r. Into a name of NAME_SIZE bytes; false: there is no such user. In a thread. */
 	bool (*look_up)(uid_t uid, char *name);
 	/* Its members are administrators; copied. NULL, "", or no such group: only root is one. */

@@ -800,9 +800,8 @@ START_TEST(a_byte_order_mark_is_skipped)
 END_TEST
 
 #define INSTEAD                                                                                              \
-	"a run file is written name = \"value\"; section = { key = 1; }; and dtrain-run(5) has what the "    \
-	"keys "                                                                                              \
-	"of other programs are in it (NAMES OF OTHER PROGRAMS)"
+	"a run file is written name = \"value\"; section = { key = 1; }; and dtrain-run(5) lists the keys "  \
+	"that correspond to those of other programs (NAMES OF OTHER PROGRAMS)"
 
 /* A program in place of a run file: how it is submitted. A file of another program: how one is written. */
 START_TEST(a_program_is_not_a_run_file)
@@ -824,6 +823,8 @@ START_TEST(a_program_is_not_a_run_file)
 	    {"t.conf", "x = 1;\n", ":1: x: unknown key"},
 	    {"t.yaml", "model_name_or_path: /models/x\n", " is a file in YAML; " INSTEAD},
 	    {"t.json", "{\"zero_optimization\": {\"stage\": 2}}\n", " is a file in JSON; " INSTEAD},
+	    /* A run file, whatever its name is. */
+	    {"t.yaml", "modle = \"x\";\n", "t.yaml:1: modle: unknown key; did you mean model?"},
 	};
 	_cleanup_free_ char *dir = unit_tmpdir();
 

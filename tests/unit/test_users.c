@@ -450,8 +450,12 @@ END_TEST
 
 static atomic_bool root_is_there;
 
+static atomic_bool root_hangs;
+
 static bool ask_for_root(uid_t uid, char *name)
 {
+	if (root_hangs)
+		sem_wait(&database);
 	strcpy(name, "root");
 	return root_is_there;
 }
@@ -459,12 +463,15 @@ static bool ask_for_root(uid_t uid, char *name)
 /* With an hour of `keep`; 4000 has been looked up, and is one by the group of root. */
 static struct users *start_administrator(sd_event **event, int *changes)
 {
-	struct users_options options = {.keep = 3600, .look_up = ask_for_root, .admin_group = "root"};
+	struct users_options options = {
+	    .deadline = 0.3, .keep = 3600, .look_up = ask_for_root, .admin_group = "root"};
 	struct error err = ERROR_INIT;
 	struct users *users;
 	const char *name;
 
+	sem_init(&database, 0, 0);
 	root_is_there = true;
+	root_hangs = false;
 	ck_assert_int_ge(sd_event_new(event), 0);
 	ck_ok(users_create(*event, &options, count_change, changes, &users, &err), &err);
 	ck_assert_int_eq(users_find(users, 4000, &name), 0);
@@ -512,6 +519,35 @@ START_TEST(an_administrator_of_long_ago_is_looked_up_first)
 	ck_assert_int_eq(users_find(users, 4000, &name), 1);
 	ck_assert_ptr_null(name);
 	ck_assert(!users_is_admin(users, 4000));
+	users_destroy(users);
+	sd_event_unref(event);
+}
+END_TEST
+
+/* Where the database does not answer, no caller waits for longer than the deadline, and none is an
+ * administrator. */
+START_TEST(an_old_name_is_used_where_the_database_hangs)
+{
+	int changes = 0;
+	sd_event *event;
+	struct users *users = start_administrator(&event, &changes);
+	const char *name;
+
+	root_hangs = true;
+	ahead = 7300;
+	ck_assert_int_eq(users_find(users, 4000, &name), 0);
+	await(event, &changes, 2);
+	ck_assert_int_eq(users_find(users, 4000, &name), 1);
+	ck_assert_str_eq(name, "root");
+	ck_assert(!users_is_admin(users, 4000));
+	/* Hours later it still does not answer. */
+	ahead = 20000;
+	ck_assert_int_eq(users_find(users, 4000, &name), 1);
+	ck_assert(!users_is_admin(users, 4000));
+	ahead = 0;
+	sem_post(&database);
+	await(event, &changes, 3);
+	ck_assert(users_is_admin(users, 4000));
 	users_destroy(users);
 	sd_event_unref(event);
 }
@@ -592,5 +628,6 @@ int main(void)
 	tcase_add_test(c, a_user_has_no_name_where_no_thread_can_be_started);
 	tcase_add_test(c, a_user_who_is_removed_is_no_administrator_any_more);
 	tcase_add_test(c, an_administrator_of_long_ago_is_looked_up_first);
+	tcase_add_test(c, an_old_name_is_used_where_the_database_hangs);
 	return unit_run(s);
 }

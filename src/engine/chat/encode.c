@@ -98,8 +98,8 @@ static const char *find_text(struct text in, struct text what)
 	return memmem(in.data, in.len, what.data, what.len);
 }
 
-/* The text without its thoughts and the words around them, nor line breaks at its beginning; b owns the new
- * text. */
+/* The text without its thoughts and the words around them, and without line breaks at its beginning; b owns
+ * the new text. */
 static struct text drop_thoughts(const struct template *t, struct text content, struct strbuf *b)
 {
 	const char *open = template_thought(t)[0], *close = template_thought(t)[1];

@@ -251,9 +251,12 @@ static int check_socket(const struct check *p, struct error *err)
 	if (may(p->socket, W_OK) != -EACCES)
 		return 0;
 	group = stat(p->socket, &st) == 0 ? getgrgid(st.st_gid) : NULL;
-	if (!group)
-		return error_set(err, -EACCES, "%s may not use the socket of dtraind, %s", p->user->name,
-		                 p->socket);
+	if (!group || !(st.st_mode & S_IWGRP) || st.st_gid == 0)
+		return error_set(
+		    err, -EACCES,
+		    "%s may not use the socket of dtraind here, %s, which the ranks of native runs "
+		    "need: dtraind.conf names the group of those who may",
+		    p->user->name, p->socket);
 	return error_set(err, -EACCES,
 	                 "%s is not in group %s here, which the ranks of native runs need: as root, adduser "
 	                 "%s %s",
