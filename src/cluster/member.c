@@ -176,6 +176,7 @@ static void note_heard(struct member *m, int64_t sequence, double now, double no
 bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now, double now_realtime)
 {
 	bool was_down = (!m->up || m->shutting_down) && !heartbeat->shutting_down;
+	bool restarted = !str_eq(m->instance, heartbeat->instance);
 
 	heartbeat_release(&m->whole);
 	m->as_sent = true;
@@ -199,7 +200,7 @@ bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now,
 	m->port_high = heartbeat->port_range_count == 2 ? (int)heartbeat->port_range[1] : 0;
 	set_ports(m, heartbeat->ports, heartbeat->port_count);
 	free(steal_pointer(m->error));
-	if (was_down)
+	if (was_down || restarted)
 		member_set_unreachable(m, NULL);
 	return was_down;
 }

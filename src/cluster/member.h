@@ -25,6 +25,7 @@ struct member {
 	double last_seen;     /* Unix time */
 	double backoff_until; /* monotonic: no new runs before, since calls to it failed; 0: none has */
 	char *unreachable;    /* why the last call to it did not reach it; NULL: it did */
+	double reached;       /* monotonic: when the last call began that has reached it */
 	char instance[40];
 	char hosts_hash[HOSTS_HASH_SIZE]; /* of the hosts file that it has; "": not known */
 	bool hosts_told;                  /* that it is not ours is in the log */

@@ -169,6 +169,8 @@ char *origin_of_model(struct controller *c, const struct run *r, const char *nod
 
 /* stop.c: the calls to nodes */
 struct peer peer_of(const struct member *m);
+/* After a call that has not been canceled, and began then (monotonic): whether it has reached the node. */
+void note_reached(struct controller *c, const char *node, double began, const struct peer_result *result);
 void stop_part(struct controller *c, const struct run *r, const struct run_part *part);
 /* An attempt that the controller has given up. */
 void stop_stray(struct controller *c, const char *node, int64_t run, int64_t attempt);

@@ -28,6 +28,7 @@
 struct ask_call {
 	struct controller *controller;
 	int64_t run, attempt;
+	double began; /* monotonic */
 	char node[];
 };
 
@@ -49,6 +50,7 @@ static void on_asked(void *context, const struct peer_result *result)
 
 	if (result->code == -ECANCELED)
 		return;
+	note_reached(call->controller, call->node, call->began, result);
 	r = queue_find(&call->controller->queue, call->run);
 	lost = r ? run_find_lost(r, call->node, call->attempt) : NULL;
 	if (!lost)
@@ -78,6 +80,7 @@ static void ask(struct controller *c, const struct run *r, struct run_lost *lost
 	call->controller = c;
 	call->run = r->id;
 	call->attempt = lost->record.attempt;
+	call->began = controller_now(c);
 	strcpy(call->node, m->name);
 	lost->asked = true;
 	peer = peer_of(m);

@@ -11,6 +11,7 @@
 struct stop_call {
 	struct controller *controller;
 	int64_t run;
+	double began; /* monotonic */
 	char node[];
 };
 
@@ -19,14 +20,27 @@ struct peer peer_of(const struct member *m)
 	return (struct peer){.name = m->name, .address = m->address, .port = m->port};
 }
 
+void note_reached(struct controller *c, const char *node, double began, const struct peer_result *result)
+{
+	struct member *m = members_find(c->members, node);
+	bool unreachable = result->code == -EHOSTUNREACH || result->code == -ECONNREFUSED;
+
+	/* A call that is given up may have begun before one that has reached the node. */
+	if (!m || began < m->reached || (result->code < 0 && !unreachable))
+		return;
+	if (!unreachable)
+		m->reached = began;
+	member_set_unreachable(m, unreachable ? result->message : NULL);
+}
+
 static void on_stopped(void *context, const struct peer_result *result)
 {
 	_cleanup_free_ struct stop_call *call = context;
-	struct member *m = result->code < 0 ? NULL : members_find(call->controller->members, call->node);
 
-	if (m)
-		member_set_unreachable(m, NULL);
-	if (result->code < 0 && result->code != -ECANCELED)
+	if (result->code == -ECANCELED)
+		return;
+	note_reached(call->controller, call->node, call->began, result);
+	if (result->code < 0)
 		log_warn("run %lld: node %s could not be told to stop it (%s); its next heartbeat brings it "
 		         "up again",
 		         (long long)call->run, call->node, result->message);
@@ -56,6 +70,7 @@ static void stop_at(struct controller *c, const char *node, int64_t run, int64_t
 	}
 	call->controller = c;
 	call->run = run;
+	call->began = controller_now(c);
 	strcpy(call->node, node);
 	peer = peer_of(m);
 	c->options.peers.stop(c->options.peers.context, &peer, &request, on_stopped, call);

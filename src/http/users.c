@@ -167,6 +167,8 @@ static int start_look_up(struct user *u)
 		log_err("cannot look up who has the uid %lld: %s", (long long)u->uid, err.message);
 	if (r == -ENOMEM && !u->known)
 		return r;
+	if (r < 0 && u->known && is_outdated(u))
+		u->admin = false;
 	if (r < 0)
 		set_known(u, RETRY_SECONDS);
 	return 0;

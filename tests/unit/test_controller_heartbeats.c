@@ -6,6 +6,7 @@
 #include "controller/foreign.h"
 #include "controller/nodes.h"
 #include "controller/reconcile.h"
+#include "controller/runs.h"
 #include "controller_bed_internal.h"
 
 /* Two nodes that have told everything. */
@@ -586,6 +587,40 @@ START_TEST(a_node_that_reports_and_cannot_be_reached_is_named)
 }
 END_TEST
 
+/* A call that stops a run says as much as one that starts it; and a service that begins anew is another one.
+ */
+START_TEST(a_stop_that_does_not_arrive_names_the_node)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	_cleanup_free_ char *lost = NULL, *anew = NULL, *again = NULL, *arrived = NULL;
+	int64_t run = bed_submit(b, 2, 1);
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_lose_stops(b, "n2", true);
+	controller_cancel_run(bed_controller(b), run);
+	bed_pass(b, 40);
+	lost = unreachable_n2(b);
+	ck_assert_ptr_nonnull(lost);
+	ck_assert(controller_find_node(bed_controller(b), "n2")->up);
+	bed_lose_stops(b, "n2", false);
+	bed_await(b, run, RUN_CANCELLED);
+	bed_pass(b, 1);
+	arrived = unreachable_n2(b);
+	ck_assert(!arrived);
+	bed_refuse_next(b, "n2", -ECONNREFUSED, "Connection refused");
+	bed_submit(b, 2, 1);
+	bed_pass(b, 0.5);
+	again = unreachable_n2(b);
+	ck_assert_ptr_nonnull(again);
+	controller_set_drained(bed_controller(b), "n1", true, NULL);
+	bed_rename(b, "n2", "n2");
+	bed_pass(b, 0.5);
+	anew = unreachable_n2(b);
+	ck_assert(!anew);
+	bed_free(b);
+}
+END_TEST
+
 /* A flush goes through the whole queue. */
 START_TEST(what_says_nothing_new_takes_no_flush)
 {
@@ -633,6 +668,7 @@ int main(void)
 	tcase_add_loop_test(tc, a_node_is_unknown_to_a_new_controller_until_the_time_out, 0, 2);
 	tcase_add_test(tc, a_busy_node_is_left_alone_until_its_next_heartbeat);
 	tcase_add_test(tc, a_node_that_reports_and_cannot_be_reached_is_named);
+	tcase_add_test(tc, a_stop_that_does_not_arrive_names_the_node);
 	tcase_add_test(tc, what_says_nothing_new_takes_no_flush);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);
