@@ -824,7 +824,7 @@ START_TEST(a_program_is_not_a_run_file)
 	    {"t.yaml", "model_name_or_path: /models/x\n", " is a file in YAML; " INSTEAD},
 	    {"t.json", "{\"zero_optimization\": {\"stage\": 2}}\n", " is a file in JSON; " INSTEAD},
 	    /* A run file, whatever its name is. */
-	    {"t.yaml", "modle = \"x\";\n", "t.yaml:1: modle: unknown key; did you mean model?"},
+	    {"t.yaml", "modle = \"x\";\n", ":1: modle: unknown key; did you mean model?"},
 	};
 	_cleanup_free_ char *dir = unit_tmpdir();
 
