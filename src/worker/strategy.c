@@ -99,12 +99,14 @@ static double trial_seconds(const struct estimate *e, const struct strategy_run 
 static bool is_worth(const struct strategy_run *run, const struct train_options *o,
                      const struct estimate *rivals, int n)
 {
-	double seconds = 0;
+	double seconds = 0, left = steps_left(run, o) * rivals[0].cost.step;
+	int64_t limit = run->config->resources.time_limit;
 
 	for (int i = 0; i < n; i++)
 		seconds += 2 * trial_seconds(&rivals[i], run);
-	return str_eq(run->config->parallel.trial, "always") ||
-	       seconds <= TRIALS_PART * steps_left(run, o) * rivals[0].cost.step;
+	if (limit > 0)
+		left = MIN(left, (double)limit);
+	return str_eq(run->config->parallel.trial, "always") || seconds <= TRIALS_PART * left;
 }
 
 /* On rank 0. */

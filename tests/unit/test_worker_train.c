@@ -337,10 +337,16 @@ END_TEST
 /* By default, where the run is so long that they take a small part of it. */
 START_TEST(a_long_run_tries_strategies)
 {
+	static const struct {
+		const char *limit, *words;
+	} cases[] = {
+	    {"resources.time_limit=0", "(auto: the fastest of "},
+	    {"resources.time_limit=20s", "(auto: the fastest that fits, "},
+	};
 	pid_t ranks[2];
 
 	worker_config("long", "resources.devices_per_node=2", "train.max_steps=1000000000",
-	              "train.schedule=constant", "output.tensorboard=false");
+	              "train.schedule=constant", "output.tensorboard=false", cases[_i].limit);
 	for (int r = 0; r < 2; r++)
 		ranks[r] = worker_start("long", r, 2);
 	/* Both are in the loop then: a rank that is stopped before it ends at once, which the other would
@@ -353,7 +359,7 @@ START_TEST(a_long_run_tries_strategies)
 
 		ck_assert_int_eq(call.status, 128 + SIGTERM);
 		if (r == 0)
-			expect_words(call.output, "(auto: the fastest of ");
+			expect_words(call.output, cases[_i].words);
 		worker_release(&call);
 	}
 }
@@ -499,7 +505,7 @@ int main(void)
 	tcase_add_test(t, the_data_of_the_ranks_are_named);
 	tcase_add_test(t, the_strategy_may_be_chosen);
 	tcase_add_test(t, strategies_are_tried);
-	tcase_add_test(t, a_long_run_tries_strategies);
+	tcase_add_loop_test(t, a_long_run_tries_strategies, 0, 2);
 	tcase_add_test(t, fewer_nodes_make_more_micro_steps);
 	tcase_add_test(t, warnings_of_a_run);
 	tcase_add_test(t, what_is_held_out_is_counted);
