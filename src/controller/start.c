@@ -17,6 +17,7 @@
 struct start_call {
 	struct controller *controller;
 	int64_t run, attempt;
+	double began;                 /* monotonic */
 	struct start_request request; /* until it is sent */
 	char node[];
 };
@@ -93,17 +94,15 @@ static void on_started(void *context, const struct peer_result *result)
 
 	if (result->code == -ECANCELED)
 		return;
-	m = members_find(c->members, call->node);
+	/* One that refuses the start has been reached. */
+	note_reached(c, call->node, call->began, unreachable ? result : &(struct peer_result){.code = 0});
 	if (result->code == 0) {
-		if (m)
-			member_set_unreachable(m, NULL);
 		started(call, result);
 		return;
 	}
+	m = members_find(c->members, call->node);
 	if (m && result->backoff > 0)
 		m->backoff_until = controller_now(c) + MAX(result->backoff, controller_interval(c));
-	if (m)
-		member_set_unreachable(m, unreachable ? result->message : NULL);
 	if (unreachable)
 		log_warn("run %lld: node %s cannot be reached: %s", (long long)call->run, call->node,
 		         result->message);
@@ -231,6 +230,7 @@ static void send_call(struct controller *c, struct start_call *call)
 		start_call_free(call);
 		return;
 	}
+	call->began = controller_now(c);
 	peer = peer_of(m);
 	c->options.peers.start(c->options.peers.context, &peer, &call->request, on_started, call);
 }

@@ -122,6 +122,14 @@ static void set_known(struct user *u, double seconds)
 	u->fresh = clock_monotonic() + seconds;
 }
 
+/* There is no answer yet. A name of long ago is better than none, but the rights may be gone. */
+static void keep_known(struct user *u)
+{
+	if (u->known && is_outdated(u))
+		u->admin = false;
+	set_known(u, RETRY_SECONDS);
+}
+
 static void on_looked_up(void *context, void *data)
 {
 	struct user *u = context;
@@ -135,10 +143,8 @@ static void on_looked_up(void *context, void *data)
 	} else {
 		log_warn("the password database has not said within %g s who has the uid %lld",
 		         u->users->options.deadline, (long long)u->uid);
-		if (u->known && is_outdated(u))
-			u->admin = false;
 		u->late = true;
-		set_known(u, RETRY_SECONDS);
+		keep_known(u);
 	}
 	u->users->changed(u->users->context);
 }
@@ -167,10 +173,8 @@ static int start_look_up(struct user *u)
 		log_err("cannot look up who has the uid %lld: %s", (long long)u->uid, err.message);
 	if (r == -ENOMEM && !u->known)
 		return r;
-	if (r < 0 && u->known && is_outdated(u))
-		u->admin = false;
 	if (r < 0)
-		set_known(u, RETRY_SECONDS);
+		keep_known(u);
 	return 0;
 }
 

@@ -5,7 +5,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "base/cleanup.h"
 #include "base/str.h"
@@ -17,11 +16,6 @@
 #define WITHIN 1.2
 /* Trials take at most this part of the run's predicted time. */
 #define TRIALS_PART 0.01
-/* Seconds of a trial beside its steps; for each rank to which communicators are made; for each parameter that
- * a rank writes. */
-#define TRIAL_SET_UP  0.5
-#define TRIAL_CONNECT 4e-3
-#define TRIAL_FILL    4e-9
 /* Of plans that differ by less, the one that is predicted to be faster. */
 #define EQUAL 1.01
 /* Plans within this of the fastest are tried once more; of both times the lower one counts. */
@@ -87,23 +81,16 @@ static double steps_left(const struct strategy_run *run, const struct train_opti
 	return MAX(steps - done, 0);
 }
 
-static double trial_seconds(const struct estimate *e, const struct strategy_run *run)
-{
-	double parameters = (double)model_config_parameters(run->model);
-
-	return TRIAL_WARM * e->cost.step + MAX(TRIAL_STEPS * e->cost.step, TRIAL_SECONDS) + TRIAL_SET_UP +
-	       TRIAL_CONNECT * run->env->world_size + TRIAL_FILL * parameters;
-}
-
 /* Whether what is tried may win more time than it takes. */
 static bool is_worth(const struct strategy_run *run, const struct train_options *o,
                      const struct estimate *rivals, int n)
 {
 	double seconds = 0, left = steps_left(run, o) * rivals[0].cost.step;
+	double parameters = (double)model_config_parameters(run->model);
 	int64_t limit = run->config->resources.time_limit;
 
 	for (int i = 0; i < n; i++)
-		seconds += 2 * trial_seconds(&rivals[i], run);
+		seconds += 2 * trial_seconds(rivals[i].cost.step, parameters, run->env->world_size);
 	if (limit > 0)
 		left = MIN(left, (double)limit);
 	return str_eq(run->config->parallel.trial, "always") || seconds <= TRIALS_PART * left;

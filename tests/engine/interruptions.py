@@ -22,6 +22,7 @@ import math
 import os
 import random
 import re
+import select
 import shutil
 import signal
 import struct
@@ -391,12 +392,14 @@ def wait_all(processes, seconds):
 
 def wait_any(processes, seconds):
     """Until one has ended, or for so many seconds. Whether one has."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if any(p.poll() is not None for p in processes):
-            return True
-        time.sleep(0.002)
-    return False
+    if any(p.poll() is not None for p in processes):
+        return True
+    ends = [os.pidfd_open(p.pid) for p in processes]
+    try:
+        return bool(select.select(ends, [], [], seconds)[0])
+    finally:
+        for end in ends:
+            os.close(end)
 
 
 def signal_all(processes, number):

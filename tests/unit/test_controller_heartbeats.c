@@ -621,6 +621,27 @@ START_TEST(a_stop_that_does_not_arrive_names_the_node)
 }
 END_TEST
 
+/* A stop that is given up says nothing of a node that a later start has reached. */
+START_TEST(a_later_start_says_more_than_an_earlier_stop)
+{
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	_cleanup_free_ char *why = NULL;
+	int64_t run = bed_submit(b, 2, 1);
+
+	bed_await(b, run, RUN_RUNNING);
+	bed_lose_stops(b, "n2", true);
+	controller_cancel_run(bed_controller(b), run);
+	bed_pass(b, 0.2);
+	bed_end_ranks(b, "n2", run, 0);
+	bed_await(b, run, RUN_CANCELLED);
+	bed_await(b, bed_submit(b, 2, 1), RUN_RUNNING);
+	bed_pass(b, 40);
+	why = unreachable_n2(b);
+	ck_assert_msg(!why, "%s", why);
+	bed_free(b);
+}
+END_TEST
+
 /* A flush goes through the whole queue. */
 START_TEST(what_says_nothing_new_takes_no_flush)
 {
@@ -669,6 +690,7 @@ int main(void)
 	tcase_add_test(tc, a_busy_node_is_left_alone_until_its_next_heartbeat);
 	tcase_add_test(tc, a_node_that_reports_and_cannot_be_reached_is_named);
 	tcase_add_test(tc, a_stop_that_does_not_arrive_names_the_node);
+	tcase_add_test(tc, a_later_start_says_more_than_an_earlier_stop);
 	tcase_add_test(tc, what_says_nothing_new_takes_no_flush);
 	suite_add_tcase(suite, tc);
 	return unit_run(suite);

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Trials of strategies: which are tried, and that each kind of training can be, over and over, with nothing
- * left behind for the run. */
+/* Trials of strategies: which are tried, and that each kind of training can be. */
 #include "unit.h"
 
 #include <pthread.h>

@@ -154,6 +154,12 @@ static int by_value(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
+double measure_median(double *seconds, size_t n)
+{
+	qsort(seconds, n, sizeof(*seconds), by_value);
+	return seconds[n / 2];
+}
+
 /* Seconds of a call. */
 static int measure(struct bench *b, void (*run)(struct bench *), double *seconds, struct error *err)
 {
@@ -382,8 +388,7 @@ static int measure_beside(struct link_bench *b, int times, bool collectives, int
 		r = ticket ? comm_wait(b->comm, ticket, err) : device_synchronize(b->dev, err);
 		each[k] = clock_monotonic() - begun;
 	}
-	qsort(each, (size_t)rounds, sizeof(*each), by_value);
-	*seconds = each[rounds / 2];
+	*seconds = measure_median(each, (size_t)rounds);
 	return r;
 }
 
@@ -436,8 +441,7 @@ int rates_measure_links(struct device *dev, struct comm *comm, double gather[RAT
 			/* Fewer of the large ones. */
 			r = measure_link(&b, MAX(MOST_REPEATS >> i % RATE_LENGTHS, LEAST_LINKS), &tries[k],
 			                 err);
-		qsort(tries, LINK_TRIES, sizeof(*tries), by_value);
-		(b.reduce ? reduce : gather)[i % RATE_LENGTHS] = tries[LINK_TRIES / 2];
+		(b.reduce ? reduce : gather)[i % RATE_LENGTHS] = measure_median(tries, LINK_TRIES);
 	}
 	if (r == 0)
 		r = comm_flush(comm, err);

@@ -6,6 +6,8 @@
 #include "engine/device/device.h"
 #include "engine/train/rates.h"
 
+/* The median of n seconds, which it sorts. */
+double measure_median(double *seconds, size_t n);
 /* out->threads is set before: those of the device, 0 for a GPU. Fills the rates that the device has now;
  * takes some seconds, and 300 MB. */
 int rates_measure(struct device *dev, struct rate_set *out, struct error *err);

@@ -4,13 +4,29 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "engine/checkpoint/ranks.h"
 #include "engine/train/internal.h"
+#include "engine/train/measure.h"
+
+/* Steps before those that are timed, and the fewest that are; more of short ones, for so many seconds. */
+enum { WARM = 2, STEPS_LEAST = 5, STEPS_MOST = 100 };
+#define STEPS_SECONDS 0.25
+
+/* Seconds of a trial beside its steps; for each rank to which communicators are made; for each parameter that
+ * a rank writes. */
+#define SET_UP  0.5
+#define CONNECT 4e-3
+#define FILL    4e-9
 
 enum { PIECE = 1 << 20 };
 #define RATE 1e-9
+
+double trial_seconds(double step, double parameters, int ranks)
+{
+	return WARM * step + MAX(STEPS_LEAST * step, STEPS_SECONDS) + SET_UP + CONNECT * ranks +
+	       FILL * parameters;
+}
 
 /* Matrices in 4 bits stay zero: they are quantized whole, which takes longer than the steps. */
 static bool is_filled(const struct trainer *t, const struct model_parameter *p)
@@ -52,26 +68,19 @@ static int fill(struct trainer *t, float *values, float *starts, struct error *e
 	return r < 0 ? r : trainer_set_step(t, 0, err);
 }
 
-static int compare(const void *a, const void *b)
-{
-	const double *x = a, *y = b;
-
-	return (*x > *y) - (*x < *y);
-}
-
 /* The median of n steps, behind those that fill caches. */
 static int run_steps(struct trainer *t, const struct ranks *ranks, double *seconds, struct error *err)
 {
-	double each[TRIAL_STEPS_MOST];
+	double each[STEPS_MOST];
 	struct train_log log;
 	int64_t n = 0;
 	int r;
 
-	for (int i = 0; i < TRIAL_WARM; i++)
+	for (int i = 0; i < WARM; i++)
 		if ((r = trainer_run_step(t, &log, err)) < 0)
 			return r;
-	n = (int64_t)MIN(ceil(TRIAL_SECONDS / MAX(log.step_seconds, 1e-9)), TRIAL_STEPS_MOST);
-	n = MAX(n, TRIAL_STEPS);
+	n = (int64_t)MIN(ceil(STEPS_SECONDS / MAX(log.step_seconds, 1e-9)), STEPS_MOST);
+	n = MAX(n, STEPS_LEAST);
 	if ((r = ranks_broadcast(ranks, NULL, &n, sizeof(n), 0, err)) < 0)
 		return r;
 	for (int64_t i = 0; i < n; i++) {
@@ -79,8 +88,7 @@ static int run_steps(struct trainer *t, const struct ranks *ranks, double *secon
 			return r;
 		each[i] = log.step_seconds;
 	}
-	qsort(each, (size_t)n, sizeof(*each), compare);
-	*seconds = each[n / 2];
+	*seconds = measure_median(each, (size_t)n);
 	return ranks_broadcast(ranks, NULL, seconds, sizeof(*seconds), 0, err);
 }
 
@@ -120,7 +128,7 @@ int trial_run(struct device *dev, struct comm *comm, const struct model_config *
 	struct comm *own = NULL;
 	int r;
 
-	o.max_steps = TRIAL_WARM + TRIAL_STEPS_MOST;
+	o.max_steps = WARM + STEPS_MOST;
 	o.save_steps = o.eval_steps = 0;
 	/* A step that overflows would be skipped, and take less time; weights that grow could end the run. */
 	o.scaler.fixed = 1;

@@ -9,10 +9,8 @@
 #include "engine/model/model_config.h"
 #include "engine/train/options.h"
 
-/* Steps before those that are timed, and the fewest that are; more of short ones, for so many seconds. */
-enum { TRIAL_WARM = 2, TRIAL_STEPS = 5, TRIAL_STEPS_MOST = 100 };
-#define TRIAL_SECONDS 0.25
-
+/* About as many seconds as trial_run takes, of a plan whose step takes `step`. */
+double trial_seconds(double step, double parameters, int ranks);
 /* Runs steps of a trainer with these options, on the first rows of the data and random weights, and frees all
  * of it again. *seconds is the median, the same on all ranks. Every rank calls it at the same time; comm is
  * that of all ranks, which the trainer's own is made from. A failure is that of the run: ranks may wait for

@@ -124,13 +124,14 @@ static int check_directory(const struct check *p, struct error *err)
 	step("directory %s", p->directory);
 	if (p->directory[0] != '/')
 		return error_set(err, -EINVAL, "directory %s is not an absolute path", p->directory);
-	if (stat(p->directory, &st) < 0 && errno == ENOENT)
-		return error_set(err, -ENOENT,
-		                 "directory %s: No such file or directory; a run needs its directory on each "
-		                 "of its nodes: share it, or make copies",
-		                 p->directory);
 	if (stat(p->directory, &st) < 0)
-		return error_errno(err, -errno, "directory %s", p->directory);
+		return errno == ENOENT
+		           ? error_set(
+		                 err, -ENOENT,
+		                 "directory %s: No such file or directory; a run needs its directory on "
+		                 "each of its nodes: share it, or make copies",
+		                 p->directory)
+		           : error_errno(err, -errno, "directory %s", p->directory);
 	if (!S_ISDIR(st.st_mode))
 		return error_set(err, -ENOTDIR, "directory %s is not a directory", p->directory);
 	r = may(p->directory, X_OK);

@@ -26,7 +26,7 @@
 #include "node/launch/processes.h"
 #include "node/launch/tmp_dir.h"
 
-/* How long until another look for what SIGKILL has not ended yet, and until it is worth a word. */
+/* How long until another look for what SIGKILL has not ended yet, and until that is reported. */
 static const double KILL_AGAIN = 0.05, KILL_REMARK = 5.0;
 /* So long the end waits for the removal of temporary files; after that the service removes what is left. */
 static const double REMOVE_SECONDS = 10.0;
