@@ -228,7 +228,8 @@ static void stop(void *context, struct http_request *r)
 	sd_event_exit(s->event, 0);
 }
 
-/* A client of the Unix socket that sends without waiting for an answer. */
+/* A client of the Unix socket that sends without waiting for an answer. A service that refuses the head
+ * closes the connection while the body is still being written: that is no failure of the client. */
 static int send_raw(const char *socket_path, const char *head, size_t body)
 {
 	struct sockaddr_un sun = {.sun_family = AF_UNIX};
@@ -238,8 +239,8 @@ static int send_raw(const char *socket_path, const char *head, size_t body)
 	strcpy(sun.sun_path, socket_path);
 	ck_assert_int_eq(connect(fd, (struct sockaddr *)&sun, sizeof(sun)), 0);
 	ck_assert_int_eq(write(fd, head, strlen(head)), (ssize_t)strlen(head));
-	if (body)
-		ck_assert_int_eq(write(fd, zeros, body), (ssize_t)body);
+	if (body && write(fd, zeros, body) != (ssize_t)body)
+		ck_assert(send(fd, zeros, 1, MSG_NOSIGNAL) < 0 && (errno == EPIPE || errno == ECONNRESET));
 	return fd;
 }
 
