@@ -18,6 +18,7 @@
 #include "node/attempt_files.h"
 #include "node/gpu/affinity.h"
 #include "node/gpu/device_files.h"
+#include "node/launch/launch.h"
 #include "node/launch/unit.h"
 #include "node/launcher.h"
 #include "node/limits.h"
@@ -488,6 +489,32 @@ static int read_end(struct attempt *a, const char *path, struct error *err)
 	return 0;
 }
 
+/* No process has the socket, and none has made the first file: dtraind was killed before dtrain-launch was
+ * executed. */
+static bool has_never_begun(const struct attempt *a, int connected)
+{
+	_cleanup_free_ char *begun = str_path_join(a->dir, LAUNCH_BEGUN);
+
+	return (connected == -ECONNREFUSED || connected == -ENOENT) && begun && !file_exists(begun);
+}
+
+/* Of an attempt whose end is not on record. */
+static int adopt_running(struct attempt *a, struct error *err)
+{
+	int r = begin_report(a, ATTEMPT_RUNNING, RANK_RUNNING, err), connected;
+
+	if (r < 0)
+		return r;
+	connected = connect_launcher(a, NULL);
+	if (has_never_begun(a, connected)) {
+		unit_cancel(a->unit);
+		return error_set(err, -ECANCELED, "dtraind was killed before it had started dtrain-launch");
+	}
+	if (connected < 0)
+		lose(a, "dtrain-launch is gone: it was killed while dtraind did not run", true);
+	return 0;
+}
+
 int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct attempt **out, struct error *err)
 {
 	_cleanup_(attempt_freep) struct attempt *a = attempt_new(owner, dir);
@@ -517,9 +544,7 @@ int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct att
 		else if (r >= 0)
 			unit_disconnected(a->unit, false);
 	} else {
-		r = begin_report(a, ATTEMPT_RUNNING, RANK_RUNNING, err);
-		if (r == 0 && connect_launcher(a, err) < 0)
-			lose(a, "dtrain-launch is gone: it was killed while dtraind did not run", true);
+		r = adopt_running(a, err);
 	}
 	if (r < 0)
 		return r;

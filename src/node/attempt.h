@@ -2,7 +2,8 @@
 /*
  * One attempt of a run on this node, from its start by dtrain-launch to its end; also one that an earlier
  * dtraind started. DIR = runtime_dir/attempts/RUN.ATTEMPT holds request.json (what was asked), launch.json,
- * config.json, launch.sock, and from the end on ended.json (the last report).
+ * config.json, launch.sock, begun (dtrain-launch has started), and from the end on ended.json (the last
+ * report).
  */
 #pragma once
 
@@ -33,7 +34,8 @@ struct attempt_owner {
 int attempt_start(const struct attempt_owner *owner, struct request *request,
                   const struct request_place *place, const struct run_user *user, struct attempt **out,
                   struct error *err);
-/* Finds again what DIR says. The first report comes from the event loop. */
+/* Finds again what DIR says. The first report comes from the event loop. -ECANCELED: nothing of it has run.
+ */
 int attempt_adopt(const struct attempt_owner *owner, const char *dir, struct attempt **out,
                   struct error *err);
 /* One of which no file is left but the record of its start (started.h). What runs of it is killed, and only

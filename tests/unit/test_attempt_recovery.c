@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "node/launch/launch.h"
 
 START_TEST(a_closed_connection_is_taken_up_again)
 {
@@ -149,11 +150,47 @@ START_TEST(a_running_attempt_is_found_again)
 }
 END_TEST
 
+static void make_begun(void)
+{
+	_cleanup_free_ char *begun = str_path_join(fixture.path, LAUNCH_BEGUN);
+	struct error err = ERROR_INIT;
+
+	ck_ok(file_write_atomic(begun, "", 0, 0600, &err), &err);
+}
+
+/* The service was killed before it had executed dtrain-launch: the start may be sent again. */
+START_TEST(an_attempt_that_never_began_is_left_out)
+{
+	static const int codes[] = {-ECONNREFUSED, -ENOENT};
+	struct error err = ERROR_INIT;
+
+	fixture_start();
+	fake_codes.connect = codes[_i];
+	ck_assert_int_eq(adopt(&err), -ECANCELED);
+	ck_assert_str_eq(err.message, "dtraind was killed before it had started dtrain-launch");
+	fixture_check_trace("find connect cancel ");
+	ck_assert_ptr_null(fixture.attempt);
+}
+END_TEST
+
+/* A connection that fails otherwise says nothing about that. */
+START_TEST(an_attempt_that_may_have_begun_is_lost)
+{
+	struct error err = ERROR_INIT;
+
+	fixture_start();
+	fake_codes.connect = -EAGAIN;
+	ck_ok(adopt(&err), &err);
+	fixture_check_trace("find connect kill ");
+}
+END_TEST
+
 START_TEST(an_attempt_whose_launcher_is_gone_is_lost)
 {
 	struct error err = ERROR_INIT;
 
 	fixture_start();
+	make_begun();
 	fake_codes.connect = -ECONNREFUSED;
 	ck_ok(adopt(&err), &err);
 	fixture_check_trace("find connect kill ");
@@ -289,6 +326,8 @@ int main(void)
 	tcase_add_test(tc, what_was_reported_before_stays);
 	tcase_add_test(tc, the_last_report_may_be_on_the_way);
 	tcase_add_test(tc, a_running_attempt_is_found_again);
+	tcase_add_loop_test(tc, an_attempt_that_never_began_is_left_out, 0, 2);
+	tcase_add_test(tc, an_attempt_that_may_have_begun_is_lost);
 	tcase_add_test(tc, an_attempt_whose_launcher_is_gone_is_lost);
 	tcase_add_loop_test(tc, an_end_is_found_again, 0, 2);
 	tcase_add_test(tc, an_old_end_is_completed);

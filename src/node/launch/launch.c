@@ -213,7 +213,7 @@ static int read_description(struct launch *l, const char *dir, struct error *err
  * slots that may be another run's by then. */
 static int begin_once(const char *dir, struct error *err)
 {
-	_cleanup_free_ char *path = str_path_join(dir, "begun");
+	_cleanup_free_ char *path = str_path_join(dir, LAUNCH_BEGUN);
 	_cleanup_close_ int fd = path ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : -1;
 
 	if (!path)
