@@ -846,6 +846,33 @@ START_TEST(a_part_of_the_memory_stays_free)
 }
 END_TEST
 
+/* What fits with one slot alone is named before more devices are. */
+START_TEST(one_slot_is_nearer_than_more_devices)
+{
+	struct hardware_set where;
+	struct train_options o;
+	struct model_config c;
+	struct estimate_input in = {&c, &o, 8192, &where};
+	struct error err = ERROR_INIT;
+	struct estimate e;
+
+	llama(LLAMA_405B, &c);
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	o.strategy = SHARD_ZERO3;
+	o.recompute = MODEL_RECOMPUTE_BLOCK;
+	o.accumulation = 2;
+	ck_ok(hardware_parse("64x8xH200", &where, &err), &err);
+	o.prefetch = 0;
+	ck_ok(estimate_run(&in, &e, &err), &err);
+	where.device.memory = (int64_t)e.total + _i - 1;
+	o.prefetch = 1;
+	ck_fails(estimate_check(&in, &err), &err,
+	         _i ? "; parallel.strategy = \"zero3\" and parallel.prefetch = 0 would take "
+	            : " on 1024 devices would take ");
+}
+END_TEST
+
 /* Of adapters of q and v alone, no gradient needs what down reads: it is neither written again nor kept, and
  * what keeping saves are the norms. */
 START_TEST(outputs_that_nothing_reads_cost_nothing)
@@ -923,6 +950,7 @@ int main(void)
 	tcase_add_test(tc, outputs_are_kept_while_they_fit);
 	tcase_add_test(tc, each_communicator_takes_memory);
 	tcase_add_test(tc, a_part_of_the_memory_stays_free);
+	tcase_add_loop_test(tc, one_slot_is_nearer_than_more_devices, 0, 2);
 	tcase_add_test(tc, outputs_that_nothing_reads_cost_nothing);
 	tcase_add_test(tc, a_head_of_scores_takes_little);
 	tcase_add_test(tc, capped_scores_need_no_cudnn);

@@ -7,21 +7,39 @@
 
 /* Nothing writes the gaps, but the gradient norm includes them, and the memory may have held something
  * else. */
+static void zero_gaps(struct model *m, int unit)
+{
+	size_t size = dtype_size(model_gradient_type(m, unit));
+
+	for (int i = m->layout->unit[unit].gap; i >= 0; i = m->layout->gap[i].next)
+		device_zero(m->dev, m->unit[unit].g + (size_t)m->layout->gap[i].first * size,
+		            (size_t)m->layout->gap[i].count * size);
+}
+
 static void start_place(struct model *m, int unit)
 {
 	const struct model_unit *u = &m->layout->unit[unit];
-	enum dtype type = model_gradient_type(m, unit);
-	size_t size = dtype_size(type);
-	char *g = m->unit[unit].g;
 
 	if (u->frozen)
 		return;
 	if (u->count > u->matrices)
-		device_zero(m->dev, type != DTYPE_F32 ? (char *)m->vectors : g + (size_t)u->matrices * size,
+		device_zero(m->dev,
+		            model_adds_apart(m, unit) ? m->vectors : (float *)m->unit[unit].g + u->matrices,
 		            (size_t)(u->count - u->matrices) * sizeof(float));
-	for (int i = u->gap; i >= 0; i = m->layout->gap[i].next)
-		device_zero(m->dev, g + (size_t)m->layout->gap[i].first * size,
-		            (size_t)m->layout->gap[i].count * size);
+	if (!model_is_in_place(m, unit))
+		zero_gaps(m, unit);
+}
+
+/* Before the first gradient of the unit's matrices is written. */
+static void save_vectors(struct model *m, int unit)
+{
+	const struct model_unit *u = &m->layout->unit[unit];
+
+	if (!model_is_in_place(m, unit) || dtype_size(model_gradient_type(m, unit)) <= m->size)
+		return;
+	device_copy(m->dev, m->vector_weights, m->unit[unit].w + (size_t)u->matrices * m->size,
+	            (size_t)(u->count - u->matrices) * m->size);
+	m->vector_weights_of = unit;
 }
 
 /* Norms and biases only ever add up: on the first micro-step they start from zero. Matrices are
@@ -46,6 +64,7 @@ static void head(struct model *m, const struct model_pass *p, const char *x, flo
 	char *dx = p->compact ? m->d_wide : m->dx;
 	int64_t chunk = logits_chunk(m, rows);
 
+	save_vectors(m, unit);
 	for (int64_t at = 0; at < rows; at += chunk) {
 		int64_t n = MIN(chunk, rows - at);
 		size_t offset = (size_t)(at * hidden) * m->size;
@@ -60,6 +79,7 @@ static void head(struct model *m, const struct model_pass *p, const char *x, flo
 			                    p->b->weigh ? m->factors + at : NULL, true);
 			device_sum(m->dev, m->losses, n, loss_sum);
 		}
+		/* Where the gradient replaces the matrix, this is the only chunk. */
 		model_linear_input_gradient(m, matrix, role, dx + offset, m->logits, n);
 		model_linear_weight_gradient(m, matrix, role, m->logits, x + offset, n, first && at == 0);
 	}
@@ -85,10 +105,10 @@ static void mlp_backward(struct model *m, int layer, int64_t tokens, bool first)
 	model_linear_input_gradient(m, unit, PARAMETER_DOWN, m->d_wide, dy, tokens);
 	y = model_activation_gradient(m, layer, tokens);
 	model_linear_weight_gradient(m, unit, PARAMETER_DOWN, dy, y, tokens, first);
+	model_linear_input_gradient(m, unit, PARAMETER_GATE, m->d_wide, a->gate_up, tokens);
 	x = model_branch_input_again(m, unit, PARAMETER_POST_NORM, a->middle, tokens);
 	model_linear_weight_gradient(m, unit, PARAMETER_GATE, a->gate_up, x, tokens, first);
-	model_linear_input_gradient(m, unit, PARAMETER_GATE, m->h, a->gate_up, tokens);
-	model_branch_input_gradient(m, unit, PARAMETER_POST_NORM, m->h, a->middle, tokens);
+	model_branch_input_gradient(m, unit, PARAMETER_POST_NORM, m->d_wide, a->middle, tokens);
 }
 
 static void attention_backward(struct model *m, const struct model_pass *p, int layer, bool first)
@@ -114,12 +134,12 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	device_attention_backward(m->dev, &attention, m->d_qkv, m->d_qkv + k, m->d_qkv + v, m->d_wide,
 	                          a->attention, a->lse, qk, qk + k, a->qkv + v);
 	model_qk_gradient(m, layer, a->qkv, tokens);
+	if (!ends)
+		model_linear_input_gradient(m, unit, PARAMETER_Q, m->d_wide, m->d_qkv, tokens);
 	x = model_branch_input_again(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
 	model_linear_weight_gradient(m, unit, PARAMETER_Q, m->d_qkv, x, tokens, first);
-	if (ends)
-		return;
-	model_linear_input_gradient(m, unit, PARAMETER_Q, m->h, m->d_qkv, tokens);
-	model_branch_input_gradient(m, unit, PARAMETER_INPUT_NORM, m->h, a->input, tokens);
+	if (!ends)
+		model_branch_input_gradient(m, unit, PARAMETER_INPUT_NORM, m->d_wide, a->input, tokens);
 }
 
 /* For the compacted head: where row t of the batch finds its gradient. */
@@ -132,15 +152,25 @@ static int write_inverse_rows(struct model *m, const struct model_pass *p, struc
 	return device_write(m->dev, m->inverse, m->host_targets, (size_t)p->b->tokens * sizeof(int32_t), err);
 }
 
-/* The gradients of norms and biases, which have added up in fp32. */
-static void round_vectors(struct model *m, int unit)
+/* Nothing reads the unit's weights any more: the gradients of norms and biases come to their place. */
+static void end_gradients(struct model *m, int unit)
 {
 	const struct model_unit *u = &m->layout->unit[unit];
 	enum dtype type = model_gradient_type(m, unit);
+	char *to = m->unit[unit].g + (size_t)u->matrices * dtype_size(type);
+	int64_t n = u->count - u->matrices;
 
-	if (type != DTYPE_F32 && u->count > u->matrices)
-		device_cast(m->dev, m->unit[unit].g + (size_t)u->matrices * dtype_size(type), type,
-		            m->vectors, DTYPE_F32, u->count - u->matrices);
+	m->vector_weights_of = -1;
+	if (u->frozen)
+		return;
+	if (model_is_in_place(m, unit))
+		zero_gaps(m, unit);
+	if (n == 0 || !model_adds_apart(m, unit))
+		return;
+	if (type == DTYPE_F32)
+		device_copy(m->dev, to, m->vectors, (size_t)n * sizeof(float));
+	else
+		device_cast(m->dev, to, type, m->vectors, DTYPE_F32, n);
 }
 
 static void end_place(struct model *m, int unit)
@@ -295,6 +325,7 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 	if (head_shares_unit(m))
 		start_unit(m, 0, first);
 	head(m, &p, x, scale, first, loss_sum);
+	end_gradients(m, m->layout->base_units - 1);
 	end_head(m);
 	end_unit(m, m->layout->base_units - 1);
 	for (int l = m->c.layers - 1; l + 1 >= m->layout->lowest && l >= 0; l--) {
@@ -303,9 +334,10 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 		if (l < model_recomputed(m) - 1)
 			recompute(m, &p, l);
 		start_unit(m, l + 1, first);
+		save_vectors(m, l + 1);
 		mlp_backward(m, l, tokens, first);
 		attention_backward(m, &p, l, first);
-		round_vectors(m, l + 1);
+		end_gradients(m, l + 1);
 		end_unit(m, l + 1);
 	}
 	if (m->layout->lowest > 0) {

@@ -135,8 +135,11 @@ struct model {
 	int d_scaled_of; /* whose gradient that is */
 	float *norms;    /* [widest output] */
 	float *unused;   /* [hidden] the gradient of a norm that is frozen */
-	/* Gradients of norms and biases of the unit in work, where its gradients are not in fp32. */
+	/* Gradients of norms and biases of the unit in work, where they are not added up in place. */
 	float *vectors;
+	/* Norms and biases of the unit in work, where the gradients of its matrices are written over them. */
+	char *vector_weights;
+	int vector_weights_of; /* whose these are; -1: of none */
 
 	/* Input on the device. */
 	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
@@ -180,8 +183,22 @@ static inline char *model_weight(const struct model *m, int unit, enum parameter
                                  enum parameter_role role)
 {
 	int at = model_place(m, unit, part, role);
+	const struct model_unit *u = &m->layout->unit[MAX(at, 0)];
+	int64_t offset = u->offset[part][role];
 
-	return at < 0 ? NULL : m->unit[at].w + (size_t)m->layout->unit[at].offset[part][role] * m->size;
+	if (at < 0)
+		return NULL;
+	if (at == m->vector_weights_of && offset >= u->matrices)
+		return m->vector_weights + (size_t)(offset - u->matrices) * m->size;
+	return m->unit[at].w + (size_t)offset * m->size;
+}
+
+/* Whether the gradients of a unit replace its weights. The gradient of a matrix does so once that of its
+ * input is computed. Where it takes more bytes than the matrix, it reaches into what lies behind that: the
+ * matrices that the backward pass has done with, which are laid out in the order of the forward pass. */
+static inline bool model_is_in_place(const struct model *m, int unit)
+{
+	return m->o.in_place && m->unit[unit].g && m->unit[unit].g == m->unit[unit].w;
 }
 
 /* Of a unit, by itself. */
@@ -193,21 +210,25 @@ static inline enum dtype model_gradient_type(const struct model *m, int unit)
 	           : DTYPE_F32;
 }
 
-/* Where a matrix is, of the unit's type; where a norm or bias is, in fp32: what is added to these is rounded
- * when the unit ends. NULL: none, or it is frozen. */
+/* Whether the gradients of a unit's norms and biases add up in m->vectors, in fp32. */
+static inline bool model_adds_apart(const struct model *m, int unit)
+{
+	return model_gradient_type(m, unit) != DTYPE_F32 || model_is_in_place(m, unit);
+}
+
+/* Where a matrix is, of the unit's type; where a norm or bias is, in fp32: what is added to these comes to
+ * its place when the unit ends, and is rounded. NULL: none, or it is frozen. */
 static inline void *model_gradient(const struct model *m, int unit, enum parameter_part part,
                                    enum parameter_role role)
 {
 	int at = model_place(m, unit, part, role);
 	const struct model_unit *u = &m->layout->unit[MAX(at, 0)];
-	enum dtype type;
 
 	if (at < 0 || u->frozen)
 		return NULL;
-	type = model_gradient_type(m, at);
-	if (type != DTYPE_F32 && u->offset[part][role] >= u->matrices)
+	if (u->offset[part][role] >= u->matrices && model_adds_apart(m, at))
 		return m->vectors + (u->offset[part][role] - u->matrices);
-	return m->unit[at].g + (size_t)u->offset[part][role] * dtype_size(type);
+	return m->unit[at].g + (size_t)u->offset[part][role] * dtype_size(model_gradient_type(m, at));
 }
 
 /* Of the matrix itself; of none: fp32. */

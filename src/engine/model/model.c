@@ -15,6 +15,10 @@ static int64_t choose_logits_rows(const struct model *m)
 	    (int64_t)m->o.logits_bytes / (model_config_outputs(&m->c) * (int64_t)m->size) / 64 * 64;
 
 	rows = MAX(rows, (m->o.max_tokens / 8 + 63) / 64 * 64);
+	/* A head whose logits are in one chunk needs no place for its gradients: one chunk where that takes
+	 * less memory. */
+	if (m->o.in_place && !m->c.tied && (m->o.max_tokens - rows) * (int64_t)m->size <= m->c.hidden * 4)
+		return MAX(m->o.max_tokens, 1);
 	return MIN(MAX(rows, 256), MAX(m->o.max_tokens, 1));
 }
 
@@ -42,6 +46,7 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->qkv = m->q + 2 * m->kv;
 	m->gate_up = (c->gated ? 2 : 1) * (int64_t)c->intermediate;
 	m->wide = MAX(MAX(c->intermediate, c->hidden), m->q);
+	m->vector_weights_of = -1;
 	m->logits_rows = options->logits_rows ? options->logits_rows : choose_logits_rows(m);
 	rows = dev ? (size_t)m->logits_rows : 1;
 	if ((r = model_fp8_check(m, err)) < 0)
@@ -191,7 +196,9 @@ struct model_reuse model_reuse(const struct model *m, int unit)
 	return (struct model_reuse){.free_from = head ? m->logits_end : m->layer[unit].at,
 	                            .written_to = head ? m->logits_end : m->layer[unit].input_end,
 	                            .kept_end = m->layer[m->c.layers].input_end,
-	                            .end = m->logits_end};
+	                            .end = m->logits_end,
+	                            .in_place =
+	                                m->o.in_place && (!head || m->logits_rows >= m->o.max_tokens)};
 }
 
 size_t model_scratch(const struct model *m, void **memory)
@@ -204,13 +211,13 @@ size_t model_scratch(const struct model *m, void **memory)
 	return (size_t)m->logits_rows * (size_t)m->c.vocab * m->size;
 }
 
-/* Elements of norms and biases of the largest unit whose gradients are not in fp32. */
-static size_t rounded_vectors(const struct model *m)
+/* Elements of norms and biases of the largest unit whose gradients of these may add up in m->vectors. */
+static size_t vectors_apart(const struct model *m)
 {
 	int64_t most = 0;
 
 	for (int u = 0; u < m->layout->units; u++)
-		if (model_gradient_type(m, u) != DTYPE_F32)
+		if (model_gradient_type(m, u) != DTYPE_F32 || (m->o.in_place && !m->layout->unit[u].frozen))
 			most = MAX(most, m->layout->unit[u].count - m->layout->unit[u].matrices);
 	return (size_t)most;
 }
@@ -266,8 +273,11 @@ void model_place_buffers(struct model *m, struct arena *a)
 			m->d_branch = arena_take(a, BUFFER_SCRATCH, row * hidden, "branch gradient");
 		m->unused = arena_take(a, BUFFER_SCRATCH, frozen_norms(m) * sizeof(float),
 		                       "gradient of a frozen norm");
-		m->vectors = arena_take(a, BUFFER_SCRATCH, rounded_vectors(m) * sizeof(float),
+		m->vectors = arena_take(a, BUFFER_SCRATCH, vectors_apart(m) * sizeof(float),
 		                        "gradients of norms and biases");
+		if (m->o.in_place)
+			m->vector_weights =
+			    arena_take(a, BUFFER_SCRATCH, vectors_apart(m) * m->size, "norms and biases");
 	}
 	m->losses = arena_take(a, BUFFER_LOGITS, (size_t)m->logits_rows * 4, "losses");
 	m->ids = arena_take(a, BUFFER_INPUT, tokens * 4, "ids");

@@ -48,6 +48,8 @@ struct model_options {
 	bool quantized; /* frozen blocks are in 4 bits: none of their matrices lies as [in, out] (layout.h) */
 	uint64_t seed;  /* of the masks of dropout */
 	bool weighed;   /* batches have weigh */
+	/* The gradients of a unit may come to the place of its weights (model_set_unit). */
+	bool in_place;
 	int64_t cache_tokens; /* generation: length of the KV cache of a sequence, 0: none */
 	int cache_sequences;  /* generation: sequences; 0: one */
 };
@@ -86,6 +88,7 @@ struct model_reuse {
 	size_t written_to; /* a forward pass writes below this alone before it needs the next unit */
 	size_t kept_end;   /* below it are activations, which nothing but passes uses; behind it, logits */
 	size_t end;
+	bool in_place; /* with o.in_place: the unit's gradients may come to the place of its weights */
 };
 struct model_reuse model_reuse(const struct model *m, int unit); /* after model_place_buffers */
 /* Memory that is used within a pass alone: of a model of scores the output of the MLP, else the logits of a
@@ -102,7 +105,9 @@ typedef void (*model_product_fn)(void *context, const struct device_gemm *produc
 int model_products(const struct model *m, int64_t tokens, model_product_fn each, void *context,
                    struct error *err);
 
-/* Sets the flat parameters (compute type) and gradients (NULL where not training) of a unit, borrowed. */
+/* Sets the flat parameters (compute type) and gradients (NULL where not training) of a unit, borrowed. With
+ * o.in_place both may begin at the same address: the gradients then replace the weights, which nothing reads
+ * any more when the backward pass is done with the unit. */
 void model_set_unit(struct model *m, int unit, void *parameters, void *gradients);
 
 /* The weights have changed: fp8 codes are made of them again at their next use. */

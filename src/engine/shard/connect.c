@@ -24,14 +24,22 @@ static int make_lanes(struct shard *s, struct error *err)
 	return 0;
 }
 
-static size_t ring_buffers(const struct shard_ring *ring, size_t size, struct comm_buffer *out)
+static size_t ring_buffers(const struct shard_ring *ring, struct comm_buffer *out)
 {
 	size_t n = 0;
 
 	for (int i = 0; i < ring->slots; i++)
 		if (ring->slot[i].memory)
-			out[n++] = (struct comm_buffer){ring->slot[i].memory, (size_t)ring->elements * size};
+			out[n++] = (struct comm_buffer){ring->slot[i].memory, (size_t)ring->bytes};
 	return n;
+}
+
+static bool replace_weights(const struct shard *s)
+{
+	for (int i = 0; i < s->units; i++)
+		if (s->unit[i].in_place)
+			return true;
+	return false;
 }
 
 /* What is gathered, or what is reduced. */
@@ -58,12 +66,13 @@ static size_t list_buffers(const struct shard *s, bool gradients, struct comm_bu
 	if (gradients && s->gradients_end > s->gradients_from)
 		out[n++] = (struct comm_buffer){s->gradients_span, s->gradients_end - s->gradients_from};
 	for (int i = 0; i < SHARD_RINGS; i++) {
-		n += ring_buffers(gradients ? &s->gradients[i] : &s->weights[i],
-		                  gradients ? sizeof(float) : size, out + n);
-		if (gradients)
-			n += ring_buffers(&s->wire[i], dtype_size(s->o.wire), out + n);
-		if (gradients)
-			n += ring_buffers(&s->own[i], sizeof(float), out + n);
+		if (!gradients || replace_weights(s))
+			n += ring_buffers(&s->weights[i], out + n);
+		if (!gradients)
+			continue;
+		n += ring_buffers(&s->gradients[i], out + n);
+		n += ring_buffers(&s->wire[i], out + n);
+		n += ring_buffers(&s->own[i], out + n);
 	}
 	return n;
 }
@@ -82,7 +91,7 @@ static int make_events(struct shard *s, struct error *err)
 int shard_connect(struct shard *s, struct error *err)
 {
 	_cleanup_free_ struct comm_buffer *list =
-	    calloc(2 * (1 + (size_t)s->units + 3 * SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*list));
+	    calloc(2 * (1 + (size_t)s->units + 4 * SHARD_RINGS * SHARD_SLOTS_MAX), sizeof(*list));
 	size_t weights, gradients;
 	int r = offload_open(s, err);
 

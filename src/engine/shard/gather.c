@@ -65,12 +65,9 @@ static void leave_slot(struct shard *s, struct shard_slot *slot)
 	slot->unit = -1;
 }
 
-/* Starts a unit's way into a slot that no unit of the window has. False: there is none. */
-static bool start_gather(struct shard *s, int unit, const struct shard_window *w)
+/* Frees a slot that no unit of the window has. NULL: there is none. */
+static struct shard_slot *free_slot(struct shard *s, struct shard_ring *ring, const struct shard_window *w)
 {
-	struct shard_unit *u = &s->unit[unit];
-	struct shard_ring *ring = &s->weights[u->weights_ring];
-
 	for (int i = 0; i < ring->slots; i++) {
 		struct shard_slot *slot = &ring->slot[i];
 
@@ -78,17 +75,31 @@ static bool start_gather(struct shard *s, int unit, const struct shard_window *w
 			continue;
 		if (slot->unit >= 0)
 			leave_slot(s, slot);
-		shard_await_step(s, unit);
-		slot->unit = unit;
-		u->weights = slot->memory;
-		if (s->o.offload == SHARD_OFFLOAD_ALL)
-			offload_weights(s, unit);
-		else
-			u->gathering =
-			    comm_all_gather_into(s->gather, u->weights, u->own_weights, u->own, s->o.type);
-		return true;
+		/* A communicator that has failed says so wherever it is waited for. */
+		if (slot->gradients >= 0)
+			(void)shard_finish_gradients(s, slot->gradients, NULL);
+		slot->gradients = -1;
+		return slot;
 	}
-	return false;
+	return NULL;
+}
+
+/* Starts a unit's way into a slot that no unit of the window has. False: there is none. */
+static bool start_gather(struct shard *s, int unit, const struct shard_window *w)
+{
+	struct shard_unit *u = &s->unit[unit];
+	struct shard_slot *slot = free_slot(s, &s->weights[u->weights_ring], w);
+
+	if (!slot)
+		return false;
+	shard_await_step(s, unit);
+	slot->unit = unit;
+	u->weights = slot->memory;
+	if (s->o.offload == SHARD_OFFLOAD_ALL)
+		offload_weights(s, unit);
+	else
+		u->gathering = comm_all_gather_into(s->gather, u->weights, u->own_weights, u->own, s->o.type);
+	return true;
 }
 
 static struct shard_slot *slot_of(struct shard *s, int unit)
@@ -163,6 +174,24 @@ void shard_done(struct shard *s, int unit, enum model_phase phase)
 
 	if (slot)
 		slot->used = false;
+	/* Its gradients have replaced them. */
+	if (slot && slot->gradients == unit)
+		leave_slot(s, slot);
+}
+
+int shard_replace_weights(struct shard *s, int unit, struct error *err)
+{
+	struct shard_unit *u = &s->unit[unit];
+	struct shard_slot *slot = slot_of(s, unit);
+
+	/* The gradient of an embedding needs no weights. */
+	if (!slot)
+		slot = free_slot(s, &s->weights[u->weights_ring], &(struct shard_window){.n = 0});
+	if (!slot)
+		return error_set(err, -EINVAL, "no slot for the gradients of unit %d", unit);
+	slot->gradients = unit;
+	u->gradients = slot->memory;
+	return 0;
 }
 
 /* ---- new weights ---- */

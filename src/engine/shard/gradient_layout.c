@@ -26,7 +26,7 @@
 /* Gradients that are there for the whole backward pass have a slot of their own. */
 static bool is_placed(const struct shard_unit *u)
 {
-	return u->in_slot && u->gradients_ring == SHARD_RING_BLOCKS;
+	return u->in_slot && !u->in_place && u->gradients_ring == SHARD_RING_BLOCKS;
 }
 
 static size_t bytes_of(const struct shard_unit *u, int64_t elements)
@@ -189,6 +189,11 @@ void gradients_place_buffers(struct shard *s, struct arena *a)
 		s->unit[i].in_slot = !s->unit[i].frozen && !s->unit[i].whole_gradients;
 	}
 	keep_in_activations(s);
+	for (int i = 0; i < s->units; i++) {
+		struct shard_unit *u = &s->unit[i];
+
+		u->in_place = u->in_slot && !u->whole_weights && u->reuse.in_place;
+	}
 	place_until_summed(s);
 	/* What the model has taken ends where this begins. */
 	arena_take(a, BUFFER_SLOTS, s->gradients_end - s->unit[0].reuse.end, "gradients in use");

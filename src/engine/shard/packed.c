@@ -110,7 +110,7 @@ void packed_place(struct shard *s, struct arena *a, struct arena *host)
 			continue;
 		p->memory = arena_take(held, BUFFER_WEIGHTS, p->own, "unit %d weights in 4 bits", i);
 		p->whole = packed_has_slots(s) ? NULL : p->memory;
-		ring->elements = MAX(ring->elements, (int64_t)p->padded);
+		ring->bytes = MAX(ring->bytes, (int64_t)p->padded);
 		members++;
 	}
 	if (!packed_has_slots(s))
@@ -118,7 +118,7 @@ void packed_place(struct shard *s, struct arena *a, struct arena *host)
 	ring->slots = MIN(members, shard_weight_slots(s));
 	for (int i = 0; i < ring->slots; i++) {
 		ring->slot[i].unit = -1;
-		ring->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)ring->elements,
+		ring->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)ring->bytes,
 		                                  "weights in 4 bits of blocks, slot %d", i);
 	}
 }

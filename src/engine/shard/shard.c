@@ -225,7 +225,7 @@ enum kind { WEIGHTS, GRADIENTS, WIRE, OWN, KINDS };
 static bool comes(const struct shard *s, const struct shard_unit *u, enum kind kind)
 {
 	return kind == WEIGHTS     ? !u->whole_weights
-	       : kind == GRADIENTS ? u->in_slot
+	       : kind == GRADIENTS ? u->in_slot && !u->in_place
 	       : kind == WIRE      ? s->o.world_size > 1 && s->o.wire != u->gradient_type && !u->frozen
 	                           : s->o.offload == SHARD_OFFLOAD_ALL && s->degree > 1 && !u->frozen;
 }
@@ -247,20 +247,30 @@ static int ring_of(const struct shard_unit *u, enum kind kind)
 	                           : u->wire_ring;
 }
 
+/* What a unit takes of a slot. */
+static int64_t slot_bytes(const struct shard *s, const struct shard_unit *u, enum kind kind)
+{
+	size_t size = kind == WEIGHTS ? dtype_size(s->o.type) : kind == WIRE ? dtype_size(s->o.wire) : 4;
+
+	if (kind == WEIGHTS && u->in_place)
+		size = MAX(size, dtype_size(u->gradient_type));
+	return (kind == OWN ? u->own : u->padded) * (int64_t)size;
+}
+
 /* The number of units whose buffers of a kind come to slots, of those to whose place in the model the ring
- * belongs; *elements: of the largest of them. */
-static int count_members(const struct shard *s, int ring, enum kind kind, int64_t *elements)
+ * belongs; *bytes: of the largest of them. */
+static int count_members(const struct shard *s, int ring, enum kind kind, int64_t *bytes)
 {
 	int members = 0;
 
-	*elements = 0;
+	*bytes = 0;
 	for (int i = 0; i < s->units; i++) {
 		const struct shard_unit *u = &s->unit[i];
 
 		if (u->ring != ring || !comes(s, u, kind))
 			continue;
 		members++;
-		*elements = MAX(*elements, u->padded);
+		*bytes = MAX(*bytes, slot_bytes(s, u, kind));
 	}
 	return members;
 }
@@ -301,7 +311,6 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 {
 	static const char *const kinds[] = {"weights", "gradients", "summed gradients", "own gradients"};
 	struct shard_ring *const rings[] = {s->weights, s->gradients, s->wire, s->own};
-	const enum dtype types[] = {s->o.type, DTYPE_F32, s->o.wire, DTYPE_F32};
 	struct shard_ring *r = &rings[kind][ring];
 	int members = 0;
 
@@ -313,19 +322,19 @@ static void place_ring(struct shard *s, struct arena *a, int ring, enum kind kin
 			continue;
 		members++;
 		r->packed = r->packed || (kind == WEIGHTS && u->packed);
-		r->elements = MAX(r->elements, kind == OWN ? u->own : u->padded);
+		r->bytes = MAX(r->bytes, slot_bytes(s, u, kind));
 	}
 	r->slots = MIN(members, most_slots(s, ring, kind));
 	/* Blocks in 4 bits are dequantized one at a time. */
 	if (r->packed)
 		r->slots = 1;
 	for (int i = 0; i < r->slots; i++) {
-		r->slot[i].unit = -1;
+		r->slot[i].unit = r->slot[i].gradients = -1;
 		if (kind == GRADIENTS && ring == SHARD_RING_BLOCKS)
 			continue;
-		r->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)r->elements * dtype_size(types[kind]),
-		                               "%s of %s, slot %d", kinds[kind],
-		                               ring == SHARD_RING_ENDS ? "embedding, head" : "blocks", i);
+		r->slot[i].memory =
+		    arena_take(a, BUFFER_SLOTS, (size_t)r->bytes, "%s of %s, slot %d", kinds[kind],
+		               ring == SHARD_RING_ENDS ? "embedding, head" : "blocks", i);
 	}
 }
 

@@ -25,6 +25,11 @@
  * change, so that the last blocks are still there when the backward pass begins, and the first ones when the
  * next micro-step does.
  *
+ * With a `prefetch` of 0 there is one slot. A unit's gradients then come to the place of its weights, matrix
+ * by matrix, as the backward pass has done with them (model_set_unit), and the next unit is gathered once
+ * they are summed: whole weights and gradients take no more memory than the larger of the two. Those of the
+ * head do so where its logits are in one chunk.
+ *
  * The weights of some units are whole under every strategy: the embedding to which the head is tied, which is
  * read at both ends of a pass, units without matrices, and units of less than `persist_below` elements.
  *
@@ -133,6 +138,7 @@ struct shard_unit {
 	bool frozen;                   /* no gradients, and no state but the weights in the compute type */
 	bool whole_weights;            /* else in a slot, while they are used */
 	bool whole_gradients, in_slot; /* by the strategy; in_slot: whole until they are summed, no longer */
+	bool in_place;                 /* they are then in the slot of its weights, which they replace */
 	void *weights;                 /* compute type, [padded]; NULL while they are in no slot */
 	void *own_weights;             /* [own]; NULL with offload of all, where they are not whole */
 	enum dtype gradient_type;
@@ -168,8 +174,9 @@ struct shard_unit {
 /* Memory for one unit at a time. */
 struct shard_slot {
 	void *memory;
-	int unit;  /* whose weights, or whose gradients until their reduction has ended; -1: none */
-	bool used; /* between need and done */
+	int unit;      /* whose weights, or whose gradients until their reduction has ended; -1: none */
+	bool used;     /* between need and done */
+	int gradients; /* of weights: whose gradients are there until then; -1: none */
 };
 
 /* Of ddp, where the head is tied (rows.c). */
@@ -193,8 +200,8 @@ enum { SHARD_STATE_BUFFERS = 3 };
 
 struct shard_ring {
 	int slots, next;
-	bool packed;      /* units in 4 bits are dequantized into its only slot, when they are needed */
-	int64_t elements; /* of the largest unit that comes here */
+	bool packed;   /* units in 4 bits are dequantized into its only slot, when they are needed */
+	int64_t bytes; /* of the largest unit that comes here */
 	struct shard_slot slot[SHARD_SLOTS_MAX];
 };
 
@@ -266,6 +273,10 @@ int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *
 void shard_done(struct shard *s, int unit, enum model_phase phase);
 /* Called by the same hook in the backward pass: afterwards unit->gradients may be written. */
 int shard_need_gradients(struct shard *s, int unit, struct error *err);
+/* Between the two: a place for the gradients of a unit in a slot of weights (in_place); and the end of their
+ * sum, where it is under way: that place is free then. */
+int shard_replace_weights(struct shard *s, int unit, struct error *err);
+int shard_finish_gradients(struct shard *s, int unit, struct error *err);
 /* Called by it in a forward pass: afterwards that may write up to where it needs the next unit. */
 int shard_clear_gradients(struct shard *s, int unit, struct error *err);
 /* Before each micro-step. */

@@ -241,6 +241,15 @@ static void empty_slots(struct player *p)
 	p->next = 0;
 }
 
+/* Where gradients have replaced a unit's weights, the next unit that is gathered waits for their sum. */
+static void leave_place(struct player *p, int u)
+{
+	if (!p->shard->unit[u].in_place)
+		return;
+	wait_for(p, p->reduced[u]);
+	p->ready[u] = INFINITY;
+}
+
 static void play_step(struct player *p, double overlap)
 {
 	const struct cost_parts *t = p->parts;
@@ -250,6 +259,8 @@ static void play_step(struct player *p, double overlap)
 	for (int64_t a = 0; a < p->o->accumulation; a++) {
 		bool final = a == p->o->accumulation - 1;
 
+		if (a > 0)
+			leave_place(p, p->lowest);
 		for (int u = 0; u < last; u++) {
 			need(p, u, 1);
 			p->now += u == 0 ? t->embedding_forward : t->block_forward;
@@ -257,6 +268,8 @@ static void play_step(struct player *p, double overlap)
 		for (int u = last; u >= p->lowest; u--) {
 			bool again = u > 0 && u <= p->recomputed, kept = u >= last - p->outputs;
 
+			if (u < last)
+				leave_place(p, u + 1);
 			need(p, u, -1);
 			if (p->shard->unit[u].in_slot && u + 2 < last)
 				wait_for(p, p->reduced[u + 2]);

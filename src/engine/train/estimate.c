@@ -334,10 +334,15 @@ const struct estimate *estimate_best(const struct estimate_list *list, int strat
 	return best;
 }
 
-/* What fits: on these devices, else on twice as many, and so on; else the least of the last, which does
- * not. */
-static int find_fitting(const struct estimate_input *in, struct estimate *out, int *ranks, struct error *err)
+/* What fits: on these devices, else there with parallel.prefetch = 0, else on twice as many, and so on; else
+ * the least of the last, which does not. prefetch: that of it. */
+static int find_fitting(const struct estimate_input *in, struct estimate *out, int *ranks, int *prefetch,
+                        struct error *err)
 {
+	/* The same recomputation first: the less that has to be changed, the nearer. */
+	static const struct {
+		bool lean, either;
+	} changes[] = {{false, false}, {false, true}, {true, false}, {true, true}};
 	_cleanup_free_ struct estimate_list *list = malloc(sizeof(*list));
 	struct train_options o = *in->options;
 	struct hardware_set where = *in->where;
@@ -352,11 +357,12 @@ static int find_fitting(const struct estimate_input *in, struct estimate *out, i
 		*ranks = where.nodes * where.per_node;
 		if (o.offload == SHARD_OFFLOAD_ALL && *ranks > 1)
 			o.strategy = MAX(o.strategy, SHARD_ZERO3);
-		/* The same recomputation first: the less that has to be changed, the nearer. */
-		for (int either = 0; either < 2; either++) {
+		for (size_t i = 0; i < ARRAY_SIZE(changes); i++) {
+			o.prefetch = changes[i].lean ? 0 : in->options->prefetch;
 			if ((r = estimate_list(&more, list, err)) < 0)
 				return r;
-			*out = *estimate_best(list, -1, either ? -1 : (int)in->options->recompute);
+			*out = *estimate_best(list, -1, changes[i].either ? -1 : (int)in->options->recompute);
+			*prefetch = out->strategy >= SHARD_ZERO3 ? o.prefetch : in->options->prefetch;
 			if (out->fits)
 				return 0;
 		}
@@ -367,7 +373,7 @@ static int find_fitting(const struct estimate_input *in, struct estimate *out, i
 int estimate_check(const struct estimate_input *in, struct error *err)
 {
 	char needs[24], has[24], takes[24], devices[48] = "", again[48] = "";
-	int ranks = in->where->nodes * in->where->per_node, r;
+	int ranks = in->where->nodes * in->where->per_node, prefetch = in->options->prefetch, r;
 	struct estimate e, other;
 
 	if ((r = estimate_run(in, &e, err)) < 0)
@@ -375,7 +381,7 @@ int estimate_check(const struct estimate_input *in, struct error *err)
 	if (e.plan + shared_host(in, &e) <= e.available)
 		return 0;
 	other = e;
-	if ((r = find_fitting(in, &other, &ranks, err)) < 0)
+	if ((r = find_fitting(in, &other, &ranks, &prefetch, err)) < 0)
 		return r;
 	if (ranks != in->where->nodes * in->where->per_node)
 		snprintf(devices, sizeof(devices), " on %d devices", ranks);
@@ -384,11 +390,13 @@ int estimate_check(const struct estimate_input *in, struct error *err)
 		         estimate_recompute_key(&other));
 	return error_set(
 	    err, -ENOMEM,
-	    "a rank would take %s, and its device has %s; %sparallel.strategy = \"%s\"%s%s would "
+	    "a rank would take %s, and its device has %s; %sparallel.strategy = \"%s\"%s%s%s would "
 	    "take %s%s",
 	    str_bytes(needs, sizeof(needs), e.plan + shared_host(in, &e)),
 	    str_bytes(has, sizeof(has), e.available), other.fits ? "" : "even ",
-	    shard_strategy_name(other.strategy), again, devices, str_bytes(takes, sizeof(takes), other.total),
+	    shard_strategy_name(other.strategy),
+	    prefetch != in->options->prefetch ? " and parallel.prefetch = 0" : "", again, devices,
+	    str_bytes(takes, sizeof(takes), other.total),
 	    other.fits ? "" : ": shorten data.max_length or lower train.micro_batch");
 }
 

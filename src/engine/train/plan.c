@@ -33,6 +33,15 @@ void plan_choose_sums(struct plan *p, int which)
 	p->clip = p->sums ? (float *)(p->sums + plan_sums(p) - 1) : NULL;
 }
 
+/* Whether the gradients of units come to the place of their weights (shard.h): where one unit's weights are
+ * whole at a time. A slot into which blocks in 4 bits are dequantized, or weights come from the host, is
+ * none. */
+static bool replaces_weights(const struct train_options *o, int world_size)
+{
+	return world_size > 1 && o->strategy >= SHARD_ZERO3 && o->prefetch == 0 &&
+	       o->offload != SHARD_OFFLOAD_ALL && o->quantize == SHARD_QUANTIZE_NONE;
+}
+
 int plan_create(struct device *dev, struct comm *comm, int rank, int world_size, const struct model_config *c,
                 const struct train_options *options, int64_t max_row, struct plan **out, struct error *err)
 {
@@ -52,7 +61,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .kept_outputs = options->kept_outputs,
 	                          .tuning = &options->tuning,
 	                          .quantized = options->quantize != SHARD_QUANTIZE_NONE,
-	                          .seed = options->seed};
+	                          .seed = options->seed,
+	                          .in_place = replaces_weights(options, world_size)};
 	struct shard_options parts = {.rank = rank,
 	                              .world_size = world_size,
 	                              .strategy = options->strategy,
