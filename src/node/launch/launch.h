@@ -28,7 +28,8 @@
 
 enum { LAUNCH_SOCKET_FD = 3 };
 
-/* The file in DIR that dtrain-launch makes before anything else: without it nothing of the attempt has run. */
+/* The file in DIR that dtrain-launch makes before anything else: without it nothing of the attempt has run.
+ */
 #define LAUNCH_BEGUN "begun"
 
 /* The end of a failed rank's log that goes into its report. */
