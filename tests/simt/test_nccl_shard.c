@@ -107,34 +107,52 @@ static void *run_rank(void *context)
 	return NULL;
 }
 
-/* 7 rows: the last step of an epoch has none for the second rank. ask_at: see rank_run, of the second rank; <
- * 0: each step by itself. */
-static void run_loop(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
-                     enum dtype wire, enum shard_offload offload, int ask_at)
+/* What the ranks of the tests have in common. */
+static struct rank_run a_run(enum shard_strategy strategy, int accumulation)
+{
+	struct rank_run r = {.group = "test"};
+
+	train_options_default(&r.o);
+	r.o.max_steps = STEPS;
+	r.o.log_steps = 1;
+	r.o.learning_rate = 1e-2;
+	r.o.accumulation = accumulation;
+	r.o.strategy = strategy;
+	r.o.shard_degree = 2;
+	return r;
+}
+
+/* 7 rows: the last step of an epoch has none for the second rank, which alone asks to stop. */
+static void run_two(struct rank_run ranks[2], const struct rank_run *run)
 {
 	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(7, 6, 5, 40, true);
 	_cleanup_free_ char *directory = unit_tmpdir();
 	pthread_t threads[2];
 
 	for (int r = 0; r < 2; r++) {
-		ranks[r] =
-		    (struct rank_run){.directory = directory, .group = "test", .rank = r, .data = data};
-		train_options_default(&ranks[r].o);
-		ranks[r].o.max_steps = STEPS;
-		ranks[r].o.log_steps = 1;
-		ranks[r].o.learning_rate = 1e-2;
-		ranks[r].o.accumulation = accumulation;
-		ranks[r].o.strategy = strategy;
-		ranks[r].o.shard_degree = 2;
-		ranks[r].o.reduce_type = wire;
-		ranks[r].o.offload = offload;
-		ranks[r].loop = ask_at >= 0;
-		ranks[r].ask_at = r == 1 ? ask_at : 0;
+		ranks[r] = *run;
+		ranks[r].rank = r;
+		ranks[r].directory = directory;
+		ranks[r].data = data;
+		ranks[r].ask_at = r == 1 ? run->ask_at : 0;
 		pthread_create(&threads[r], NULL, run_rank, &ranks[r]);
 	}
 	for (int r = 0; r < 2; r++)
 		pthread_join(threads[r], NULL);
 	ck_assert(!file_remove_tree(directory, NULL));
+}
+
+/* ask_at: see rank_run; < 0: each step by itself. */
+static void run_loop(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
+                     enum dtype wire, enum shard_offload offload, int ask_at)
+{
+	struct rank_run run = a_run(strategy, accumulation);
+
+	run.o.reduce_type = wire;
+	run.o.offload = offload;
+	run.loop = ask_at >= 0;
+	run.ask_at = ask_at;
+	run_two(ranks, &run);
 }
 
 static void run_both(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
@@ -199,29 +217,15 @@ END_TEST
 static void run_tied(struct rank_run ranks[2], enum shard_strategy strategy, int accumulation,
                      enum dtype precision, enum dtype gradients, enum dtype wire)
 {
-	_cleanup_(dataset_closep) struct dataset *data = fake_dataset(7, 6, 5, 40, true);
-	_cleanup_free_ char *directory = unit_tmpdir();
-	pthread_t threads[2];
+	struct rank_run run = a_run(strategy, accumulation);
 
-	for (int r = 0; r < 2; r++) {
-		ranks[r] = (struct rank_run){
-		    .directory = directory, .group = "test", .rank = r, .data = data, .vocab = 800};
-		train_options_default(&ranks[r].o);
-		ranks[r].o.max_steps = STEPS;
-		ranks[r].o.log_steps = 1;
-		ranks[r].o.learning_rate = 1e-2;
-		ranks[r].o.accumulation = accumulation;
-		ranks[r].o.strategy = strategy;
-		ranks[r].o.precision = precision;
-		ranks[r].o.gradient_type = gradients;
-		ranks[r].o.reduce_type = wire;
-		ranks[r].o.shard_degree = 1;
-		ranks[r].loop = true;
-		pthread_create(&threads[r], NULL, run_rank, &ranks[r]);
-	}
-	for (int r = 0; r < 2; r++)
-		pthread_join(threads[r], NULL);
-	ck_assert(!file_remove_tree(directory, NULL));
+	run.vocab = 800;
+	run.o.precision = precision;
+	run.o.gradient_type = gradients;
+	run.o.reduce_type = wire;
+	run.o.shard_degree = 1;
+	run.loop = true;
+	run_two(ranks, &run);
 }
 
 /* With ddp the rows of a tied embedding's gradients are gathered, and added behind the sum of what the head
@@ -283,6 +287,26 @@ START_TEST(losses_are_those_of_ddp)
 }
 END_TEST
 
+/* One slot: the gradients of a unit come to the place of its weights, and the next unit after their sum. Only
+ * places differ, and the bits do not. */
+START_TEST(gradients_replace_weights)
+{
+	for (int s = SHARD_ZERO3; s <= SHARD_HYBRID; s++) {
+		struct rank_run run = a_run((enum shard_strategy)s, 1 + _i % 2), beside[2], ranks[2];
+
+		run.loop = true;
+		run.o.precision = _i / 2 ? DTYPE_BF16 : DTYPE_F32;
+		run_two(beside, &run);
+		run.o.prefetch = 0;
+		run_two(ranks, &run);
+		for (int step = 0; step < STEPS; step++)
+			ck_assert_double_eq(ranks[0].losses[step], beside[0].losses[step]);
+		ck_assert_float_eq(ranks[0].weight, beside[0].weight);
+		ck_assert_float_eq(ranks[1].weight, beside[0].weight);
+	}
+}
+END_TEST
+
 /* The last gradients of a step start together with its sums, where one communicator has both, as here: of two
  * ranks two collectives a step. Of a tied embedding's gradients under ddp the rows are the last; the head's
  * part is not held back. */
@@ -330,6 +354,7 @@ int main(void)
 	tcase_add_loop_test(c, trials_leave_nothing_behind, 0, 2);
 	tcase_add_loop_test(c, rows_of_a_tied_embedding, 0, 4);
 	tcase_add_loop_test(c, gradients_in_bf16, 0, 2);
+	tcase_add_loop_test(c, gradients_replace_weights, 0, 4);
 	tcase_add_loop_test(c, the_sums_start_with_the_last_gradients, SHARD_DDP, SHARD_HYBRID + 2);
 	tcase_add_loop_test(c, offload_has_the_same_bits, SHARD_DDP, SHARD_HYBRID + 1);
 	suite_add_tcase(suite, c);
