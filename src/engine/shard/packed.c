@@ -117,7 +117,7 @@ void packed_place(struct shard *s, struct arena *a, struct arena *host)
 		return;
 	ring->slots = MIN(members, shard_weight_slots(s));
 	for (int i = 0; i < ring->slots; i++) {
-		ring->slot[i].unit = -1;
+		ring->slot[i].unit = ring->slot[i].gradients = -1;
 		ring->slot[i].memory = arena_take(a, BUFFER_SLOTS, (size_t)ring->bytes,
 		                                  "weights in 4 bits of blocks, slot %d", i);
 	}
