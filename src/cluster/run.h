@@ -24,6 +24,14 @@ const char *run_state_name(enum run_state state);
 /* A set of states as bits from "active", "all", or a state's name; 0: no such word. */
 unsigned run_state_set(const char *word);
 
+/* The runs of a listing: the newest `limit` of those that fit, newest first. */
+struct run_query {
+	unsigned states;  /* a set, see run_state_set */
+	const char *user; /* name; NULL: of all users */
+	int64_t before;   /* ids below it; 0: all */
+	int64_t limit;
+};
+
 /* What one node does for the attempt. */
 struct run_part {
 	char *node;

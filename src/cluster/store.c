@@ -448,10 +448,10 @@ int store_find_key(struct store *s, int64_t uid, const char *key, int64_t *id, s
 	return s->backend->find_key(s->self, uid, key, id, err);
 }
 
-int store_list(struct store *s, unsigned states, int64_t before, int64_t limit,
+int store_list(struct store *s, const struct run_query *query,
                int (*each)(void *context, struct run *r, struct error *err), void *context, struct error *err)
 {
-	return s->backend->list(s->self, states, before, limit, each, context, err);
+	return s->backend->list(s->self, query, each, context, err);
 }
 
 int store_counts(struct store *s, int64_t counts[RUN_STATES], struct error *err)

@@ -61,9 +61,8 @@ int store_get(struct store *s, int64_t id, struct run **out, struct error *err);
 int store_config(struct store *s, int64_t id, char **text, struct error *err); /* owned by the caller */
 /* The run that the user's submission with this key made. -ENOENT: there is none. */
 int store_find_key(struct store *s, int64_t uid, const char *key, int64_t *id, struct error *err);
-/* Newest first, ids below `before` (0: all), states in the set; each run is the callback's to free. A
- * negative return of it ends the listing and is returned. */
-int store_list(struct store *s, unsigned states, int64_t before, int64_t limit,
+/* Each run is the callback's to free. A negative return of it ends the listing and is returned. */
+int store_list(struct store *s, const struct run_query *query,
                int (*each)(void *context, struct run *r, struct error *err), void *context,
                struct error *err);
 int store_counts(struct store *s, int64_t counts[RUN_STATES], struct error *err);

@@ -64,7 +64,7 @@ struct store_backend {
 	int (*get)(void *self, int64_t id, struct run **out, struct error *err);
 	int (*config)(void *self, int64_t id, char **text, struct error *err);
 	int (*find_key)(void *self, int64_t uid, const char *key, int64_t *id, struct error *err);
-	int (*list)(void *self, unsigned states, int64_t before, int64_t limit,
+	int (*list)(void *self, const struct run_query *query,
 	            int (*each)(void *context, struct run *r, struct error *err), void *context,
 	            struct error *err);
 	int (*counts)(void *self, int64_t counts[RUN_STATES], struct error *err);

@@ -54,6 +54,9 @@ static const char *const upgrades[SCHEMA_VERSION] = {
           "PRAGMA user_version = 6;",
 };
 
+/* An index is no layout of its own: older programs use a file that has it as before. */
+static const char indexes[] = "CREATE INDEX IF NOT EXISTS runs_user ON runs (user);";
+
 int store_sqlite_busy(const char *path, struct error *err)
 {
 	return error_set(err, -EBUSY, "%s is in use: another dtraind runs with this state_dir", path);
@@ -106,6 +109,7 @@ static int upgrade(sqlite3 *db, const char *path, int64_t version, struct error 
 int store_migrate(sqlite3 *db, const char *path, struct error *err)
 {
 	int64_t version = user_version(db);
+	int r = 0;
 
 	if (version < 0)
 		return store_sqlite_error(db, path, err);
@@ -113,5 +117,7 @@ int store_migrate(sqlite3 *db, const char *path, struct error *err)
 		return error_set(err, -EINVAL,
 		                 "%s was written by a newer dtrain (layout %lld, this one knows %d)", path,
 		                 (long long)version, SCHEMA_VERSION);
-	return version < SCHEMA_VERSION ? upgrade(db, path, version, err) : 0;
+	if (version < SCHEMA_VERSION)
+		r = upgrade(db, path, version, err);
+	return r < 0 ? r : store_sqlite_exec(db, path, indexes, err);
 }

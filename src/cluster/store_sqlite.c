@@ -53,6 +53,7 @@ enum read_statement {
 	FIND_KEY,
 	LIST,
 	LIST_ACTIVE,
+	LIST_OF_USER,
 	COUNTS,
 	DRAINED,
 	CLUSTER,
@@ -87,6 +88,8 @@ static const char *const read_text[READ_STATEMENTS] = {
     [LIST_ACTIVE] =
         "SELECT id, " STORE_SQLITE_COLUMNS " FROM runs WHERE state < 4 AND ?1 >> state & 1 AND id < ?2 "
         "ORDER BY id DESC LIMIT ?3",
+    [LIST_OF_USER] = "SELECT id, " STORE_SQLITE_COLUMNS
+                     " FROM runs WHERE user = ?4 AND ?1 >> state & 1 AND id < ?2 ORDER BY id DESC LIMIT ?3",
     [COUNTS] = "SELECT state, count(*) FROM runs GROUP BY state",
     [DRAINED] = "SELECT reason FROM drained WHERE node = ?1 COLLATE NOCASE ORDER BY node = ?1 DESC",
     [CLUSTER] = "SELECT id FROM cluster",
@@ -350,18 +353,20 @@ static int sqlite_find_key(void *self, int64_t uid, const char *key, int64_t *id
 	return r;
 }
 
-static int sqlite_list(void *self, unsigned states, int64_t before, int64_t limit,
+static int sqlite_list(void *self, const struct run_query *q,
                        int (*each)(void *context, struct run *r, struct error *err), void *context,
                        struct error *err)
 {
 	struct sqlite_store *s = self;
-	/* The few active ones are found through the index, however many have finished. */
-	sqlite3_stmt *st = s->read[states >> RUN_SUCCEEDED ? LIST : LIST_ACTIVE];
+	/* The few active ones, and those of a user, are found through indexes, however many have finished. */
+	sqlite3_stmt *st = s->read[q->user ? LIST_OF_USER : q->states >> RUN_SUCCEEDED ? LIST : LIST_ACTIVE];
 	int code, r = 0;
 
-	sqlite3_bind_int64(st, 1, states);
-	sqlite3_bind_int64(st, 2, before > 0 ? before : INT64_MAX);
-	sqlite3_bind_int64(st, 3, limit);
+	sqlite3_bind_int64(st, 1, q->states);
+	sqlite3_bind_int64(st, 2, q->before > 0 ? q->before : INT64_MAX);
+	sqlite3_bind_int64(st, 3, q->limit);
+	if (q->user)
+		store_sqlite_bind_text(st, 4, q->user);
 	while (r >= 0 && (code = sqlite3_step(st)) == SQLITE_ROW) {
 		struct run *run = store_sqlite_read(st);
 
@@ -370,6 +375,7 @@ static int sqlite_list(void *self, unsigned states, int64_t before, int64_t limi
 	if (r >= 0 && code != SQLITE_DONE)
 		r = read_error(s, err);
 	sqlite3_reset(st);
+	sqlite3_clear_bindings(st);
 	return r;
 }
 

@@ -123,8 +123,9 @@ static int load_each(void *context, struct run *r, struct error *err)
 /* The runs that have not ended, oldest first (the store lists the newest first). */
 static int load_queue(struct controller *c, struct error *err)
 {
+	const struct run_query active = {.states = run_state_set("active"), .limit = INT32_MAX};
 	struct queue newest_first = {0};
-	int code = store_list(c->store, run_state_set("active"), 0, INT32_MAX, load_each, &newest_first, err);
+	int code = store_list(c->store, &active, load_each, &newest_first, err);
 
 	while (newest_first.count > 0) {
 		struct run *r = newest_first.list[--newest_first.count];

@@ -47,6 +47,7 @@ char *origin_of_model(struct controller *c, const struct run *r, const char *nod
 	_cleanup_json_ json_t *config = NULL;
 	_cleanup_free_ char *text = NULL, *model = NULL;
 	struct search s = {.asking = r, .node = node};
+	const struct run_query newest = {.states = run_state_set("all"), .before = r->id, .limit = RUNS_MAX};
 	struct error err = ERROR_INIT;
 	const char *path;
 
@@ -58,6 +59,6 @@ char *origin_of_model(struct controller *c, const struct run *r, const char *nod
 	if (!model)
 		return NULL;
 	s.model = model;
-	controller_list_runs(c, run_state_set("all"), r->id, RUNS_MAX, look_at, &s, &err);
+	controller_list_runs(c, &newest, look_at, &s, &err);
 	return s.found;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/str.h"
 
 #include "controller/internal.h"
 
@@ -71,15 +72,17 @@ static int list_stored(void *context, struct run *r, struct error *err)
 }
 
 /* The active ones, from memory alone. */
-static int list_active(struct listing *l, unsigned states, int64_t before, int64_t limit, struct error *err)
+static int list_active(struct listing *l, const struct run_query *query, struct error *err)
 {
 	const struct queue *q = &l->controller->queue;
+	int64_t limit = query->limit;
 	int r = 0;
 
 	for (size_t i = q->count; i > 0 && limit > 0 && r == 0; i--) {
 		const struct run *run = q->list[i - 1];
 
-		if (!(states >> run->state & 1) || (before > 0 && run->id >= before) ||
+		if (!(query->states >> run->state & 1) || (query->before > 0 && run->id >= query->before) ||
+		    (query->user && !str_eq(run->user, query->user)) ||
 		    !controller_is_stored(l->controller, run))
 			continue;
 		r = l->each(l->context, run, err);
@@ -88,15 +91,15 @@ static int list_active(struct listing *l, unsigned states, int64_t before, int64
 	return r;
 }
 
-int controller_list_runs(struct controller *c, unsigned states, int64_t before, int64_t limit,
+int controller_list_runs(struct controller *c, const struct run_query *query,
                          int (*each)(void *context, const struct run *r, struct error *err), void *context,
                          struct error *err)
 {
 	struct listing l = {c, each, context};
 
-	if ((states & ~run_state_set("active")) == 0)
-		return list_active(&l, states, before, limit, err);
-	return store_list(c->store, states, before, limit, list_stored, &l, err);
+	if ((query->states & ~run_state_set("active")) == 0)
+		return list_active(&l, query, err);
+	return store_list(c->store, query, list_stored, &l, err);
 }
 
 int controller_count_runs(struct controller *c, int64_t counts[RUN_STATES], struct error *err)

@@ -18,9 +18,9 @@ int controller_find_run(struct controller *c, int64_t id, const struct run **out
  * answered. -ENOENT: there is none. */
 int controller_find_submitted(struct controller *c, int64_t uid, const char *key, int64_t *id,
                               enum run_state *state, struct error *err);
-/* Newest first, ids below `before` (0: all), states in the set, each as it is now and borrowed for the call.
- * A negative return of `each` ends the listing and is returned. */
-int controller_list_runs(struct controller *c, unsigned states, int64_t before, int64_t limit,
+/* Each as it is now, and borrowed for the call. A negative return of `each` ends the listing and is
+ * returned. */
+int controller_list_runs(struct controller *c, const struct run_query *query,
                          int (*each)(void *context, const struct run *r, struct error *err), void *context,
                          struct error *err);
 int controller_count_runs(struct controller *c, int64_t counts[RUN_STATES], struct error *err);

@@ -80,6 +80,24 @@ static void offer_runs(const struct typed *t, bool active)
 	}
 }
 
+/* Those who have submitted the newest runs. */
+static void offer_users(const struct typed *t)
+{
+	_cleanup_free_ char *target = str_printf("/v1/runs?state=all&limit=%d", RUNS_OFFERED);
+	_cleanup_json_ json_t *answer = target ? get_quietly(t->client, target) : NULL;
+	_cleanup_(run_list_release) struct run_list runs = {0};
+
+	run_list_decode(answer, &runs, NULL);
+	for (size_t i = 0; i < runs.count; i++) {
+		size_t first = 0;
+
+		while (!str_eq(runs.runs[first].user, runs.runs[i].user))
+			first++;
+		if (first == i && runs.runs[i].user)
+			offer(t, runs.runs[i].user, NULL);
+	}
+}
+
 static void offer_nodes(const struct typed *t)
 {
 	_cleanup_json_ json_t *answer = get_quietly(t->client, "/v1/nodes");
@@ -175,6 +193,8 @@ static void offer_named(const struct typed *t, const char *name, const char *com
 		offer_runs(t, str_eq(command, "cancel"));
 	else if (str_starts(name, "NODE"))
 		offer_nodes(t);
+	else if (str_eq(name, "USER"))
+		offer_users(t);
 	else if (str_eq(name, "STATE"))
 		offer_choices(t, states);
 	else if (str_eq(name, "DEVICES"))

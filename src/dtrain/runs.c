@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dtrain runs: a table that fits the terminal. */
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/json.h"
@@ -203,15 +205,29 @@ static int refuse_state(const char *word)
 	                   word, known.data ? known.data : "");
 }
 
+/* The name that the service has for whoever calls. */
+static int own_name(const char **name)
+{
+	const struct passwd *user = getpwuid(geteuid());
+
+	if (!user)
+		return client_fail(EXIT_FAILURE, "--me: there is no user with uid %lld on this machine",
+		                   (long long)geteuid());
+	*name = user->pw_name;
+	return 0;
+}
+
 int cmd_runs(struct client *client, int argc, char **argv)
 {
-	bool all = false, active = false, json = false, local = false;
-	const char *state = NULL;
+	bool all = false, active = false, json = false, local = false, me = false;
+	const char *state = NULL, *user = NULL;
 	int64_t limit = 50, before = 0;
 	const struct option_spec options[] = {
 	    {'a', "all", OPTION_FLAG, &all, NULL, "all runs, not only the newest; those of generate, too"},
 	    {0, "active", OPTION_FLAG, &active, NULL, "only runs that have not ended"},
 	    {0, "state", OPTION_STRING, &state, "STATE", "only runs in that state"},
+	    {'u', "user", OPTION_STRING, &user, "USER", "only runs of that user"},
+	    {0, "me", OPTION_FLAG, &me, NULL, "only runs of your own"},
 	    {'n', "limit", OPTION_INT, &limit, "N", "the newest N; default: 50"},
 	    {0, "local", OPTION_FLAG, &local, NULL,
 	     "what runs on this node, also while there is no controller"},
@@ -221,7 +237,7 @@ int cmd_runs(struct client *client, int argc, char **argv)
 	    "runs", "", "Lists runs, the newest first", NULL, options, ARRAY_SIZE(options), 0, 0};
 	_cleanup_(run_list_release) struct run_list runs = {0};
 	_cleanup_json_ json_t *raw = json_array();
-	_cleanup_free_ char *wanted = NULL;
+	_cleanup_free_ char *wanted = NULL, *whose = NULL;
 	int64_t asked = 0;
 	int first, status = options_parse(client, &usage, argc, argv, &first, NULL);
 	bool more = true;
@@ -229,12 +245,18 @@ int cmd_runs(struct client *client, int argc, char **argv)
 	if (status != OPTIONS_DONE)
 		return status;
 	if (local)
-		return all || active || state
+		return all || active || state || user || me
 		           ? client_fail(STATUS_USAGE,
 		                         "--local goes with --json alone: what has ended is not listed")
 		           : local_list_runs(client, json);
 	if (state && !is_state(state))
 		return refuse_state(state);
+	if (me && user)
+		return client_fail(STATUS_USAGE, "--me and --user exclude each other");
+	if (me && (status = own_name(&user)) != 0)
+		return status;
+	if (user && !(whose = http_escape(user)))
+		return client_fail(EXIT_FAILURE, "out of memory");
 	wanted = http_escape(state ? state : active ? "active" : "all");
 	while (more) {
 		_cleanup_strbuf_ struct strbuf target = {0};
@@ -254,6 +276,8 @@ int cmd_runs(struct client *client, int argc, char **argv)
 		strbuf_addf(&target, "/v1/runs?state=%s&limit=%lld", wanted, (long long)asked);
 		if (before > 0)
 			strbuf_addf(&target, "&before=%lld", (long long)before);
+		if (whose)
+			strbuf_addf(&target, "&user=%s", whose);
 		status = client_json(client, "GET", target.data, NULL, &answer);
 		if (status != 0)
 			return status;
@@ -262,6 +286,9 @@ int cmd_runs(struct client *client, int argc, char **argv)
 		for (size_t i = 0; i < page.count && left > 0; i++) {
 			before = page.runs[i].id;
 			if (!all && client_is_generate(&page.runs[i]))
+				continue;
+			/* An older service lists the runs of all users. */
+			if (user && !str_eq(page.runs[i].user, user))
 				continue;
 			if (json)
 				json_array_append(raw, json_array_get(json_object_get(answer, "runs"), i));

@@ -331,7 +331,10 @@ static inline int listed(struct bed *b, const char *states)
 	struct error err = ERROR_INIT;
 	int n = 0;
 
-	ck_ok(controller_list_runs(b->controller, run_state_set(states), 0, 100, count, &n, &err), &err);
+	ck_ok(controller_list_runs(b->controller,
+	                           &(struct run_query){.states = run_state_set(states), .limit = 100}, count,
+	                           &n, &err),
+	      &err);
 	return n;
 }
 

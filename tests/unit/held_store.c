@@ -136,13 +136,13 @@ static int find_key(void *self, int64_t uid, const char *key, int64_t *id, struc
 	return h->inner->find_key(h->self, uid, key, id, err);
 }
 
-static int list(void *self, unsigned states, int64_t before, int64_t limit,
+static int list(void *self, const struct run_query *query,
                 int (*each)(void *context, struct run *r, struct error *err), void *context,
                 struct error *err)
 {
 	struct held_store *h = self;
 
-	return h->inner->list(h->self, states, before, limit, each, context, err);
+	return h->inner->list(h->self, query, each, context, err);
 }
 
 static int counts(void *self, int64_t numbers[RUN_STATES], struct error *err)

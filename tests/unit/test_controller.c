@@ -452,7 +452,8 @@ START_TEST(runs_are_listed_newest_first)
 {
 	struct bed *b = bed_create("n1 slots=1\n");
 	struct controller *c = bed_controller(b);
-	char all[100] = "", active[100] = "", older[100] = "", queued[100] = "";
+	char all[100] = "", active[100] = "", older[100] = "", queued[100] = "", eves[100] = "",
+	     eves_active[100] = "";
 	int64_t first = bed_submit(b, 1, 1), counts[RUN_STATES];
 	_cleanup_free_ char *config = NULL;
 	struct error err = ERROR_INIT;
@@ -463,16 +464,36 @@ START_TEST(runs_are_listed_newest_first)
 	bed_end_ranks(b, "n1", first, 0);
 	bed_await(b, first, RUN_SUCCEEDED);
 	bed_submit(b, 1, 1);
+	bed_set_user(b, "eve", 1001);
 	bed_submit(b, 1, 1);
 	bed_await(b, first + 1, RUN_RUNNING); /* which is not on disk yet */
-	ck_ok(controller_list_runs(c, run_state_set("all"), 0, 10, add_id, all, &err), &err);
+	ck_ok(controller_list_runs(c, &(struct run_query){.states = run_state_set("all"), .limit = 10},
+	                           add_id, all, &err),
+	      &err);
 	ck_assert_str_eq(all, "3:queued 2:running 1:succeeded ");
-	ck_ok(controller_list_runs(c, run_state_set("active"), 0, 1, add_id, active, &err), &err);
+	ck_ok(controller_list_runs(c, &(struct run_query){.states = run_state_set("active"), .limit = 1},
+	                           add_id, active, &err),
+	      &err);
 	ck_assert_str_eq(active, "3:queued ");
-	ck_ok(controller_list_runs(c, run_state_set("active"), 3, 10, add_id, older, &err), &err);
+	ck_ok(controller_list_runs(
+	          c, &(struct run_query){.states = run_state_set("active"), .before = 3, .limit = 10}, add_id,
+	          older, &err),
+	      &err);
 	ck_assert_str_eq(older, "2:running ");
-	ck_ok(controller_list_runs(c, run_state_set("queued"), 0, 10, add_id, queued, &err), &err);
+	ck_ok(controller_list_runs(c, &(struct run_query){.states = run_state_set("queued"), .limit = 10},
+	                           add_id, queued, &err),
+	      &err);
 	ck_assert_str_eq(queued, "3:queued ");
+	ck_ok(controller_list_runs(
+	          c, &(struct run_query){.states = run_state_set("all"), .user = "eve", .limit = 10}, add_id,
+	          eves, &err),
+	      &err);
+	ck_assert_str_eq(eves, "3:queued ");
+	ck_ok(controller_list_runs(
+	          c, &(struct run_query){.states = run_state_set("active"), .user = "eve", .limit = 10},
+	          add_id, eves_active, &err),
+	      &err);
+	ck_assert_str_eq(eves_active, "3:queued ");
 	ck_ok(controller_count_runs(c, counts, &err), &err);
 	ck_assert_int_eq(counts[RUN_SUCCEEDED], 1);
 	ck_assert_uint_eq(controller_active_count(c), 2);

@@ -340,14 +340,21 @@ START_TEST(a_list_ends_where_it_is_refused)
 		unsigned states = run_state_set(sets[i]);
 		int n = 0;
 
-		ck_assert_int_eq(controller_list_runs(b.controller, states, 0, 9, stop_at_second, &n, &err),
+		ck_assert_int_eq(controller_list_runs(b.controller,
+		                                      &(struct run_query){.states = states, .limit = 9},
+		                                      stop_at_second, &n, &err),
 		                 -ECANCELED);
 		ck_assert_int_eq(n, 2);
 		n = 0;
-		ck_ok(controller_list_runs(b.controller, states, 0, 2, count, &n, &err), &err);
+		ck_ok(controller_list_runs(b.controller, &(struct run_query){.states = states, .limit = 2},
+		                           count, &n, &err),
+		      &err);
 		ck_assert_int_eq(n, 2);
 		n = 0;
-		ck_ok(controller_list_runs(b.controller, states, 2, 9, count, &n, &err), &err);
+		ck_ok(controller_list_runs(b.controller,
+		                           &(struct run_query){.states = states, .before = 2, .limit = 9},
+		                           count, &n, &err),
+		      &err);
 		ck_assert_int_eq(n, 1);
 	}
 	bed_end(&b);

@@ -203,6 +203,10 @@ START_TEST(what_is_not_there_is_named)
 	expect("POST", "/v1/nodes/n1/fence", NULL, 409,
 	       "node n1 is up: what runs there ends with dtrain cancel");
 	expect("GET", "/v1/runs?state=nix", NULL, 400, "state=nix: active, all, or a state is needed");
+	submit_waiting("true", 2);
+	expect("GET", "/v1/runs", NULL, 200, "{\"runs\":[{\"id\":1");
+	expect("GET", "/v1/runs?user=nobody-has%20it", NULL, 200, "{\"runs\":[]}");
+	expect("GET", "/v1/runs?state=active&user=nobody-has%20it", NULL, 200, "{\"runs\":[]}");
 }
 END_TEST
 

@@ -3,6 +3,7 @@
 #include "dtrain_fixture.h"
 
 #include <dirent.h>
+#include <pwd.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -94,6 +95,39 @@ START_TEST(the_limit_counts_what_is_shown)
 	ck_assert_ptr_nonnull(strstr(call.output, "\n106 "));
 	ck_assert_ptr_null(strstr(call.output, "\n105 "));
 	ck_assert_ptr_null(strstr(call.output, "\n1104 "));
+}
+END_TEST
+
+/* The service finds the runs of one user; an older one, which lists those of others too, shows none of them.
+ */
+START_TEST(the_runs_of_one_user_are_listed)
+{
+	static const struct exchange bobs[] = {
+	    {"GET /v1/runs?state=active&limit=2&user=b%2Bob ",
+	     "{\"runs\":[{\"id\":7,\"user\":\"b+ob\",\"task\":\"sft\",\"state\":\"running\"},"
+	     "{\"id\":6,\"user\":\"eve\",\"task\":\"sft\",\"state\":\"running\"}]}"},
+	    {"GET /v1/runs?state=active&limit=100&before=6&user=b%2Bob ",
+	     "{\"runs\":[{\"id\":5,\"task\":\"sft\",\"state\":\"running\"},"
+	     "{\"id\":4,\"user\":\"b+ob\",\"task\":\"sft\",\"state\":\"queued\"}]}"},
+	};
+	const struct passwd *me = getpwuid(geteuid());
+	_cleanup_free_ char *request = str_printf("GET /v1/runs?state=all&limit=50&user=%s ", me->pw_name),
+	                    *mine = str_printf("{\"runs\":[{\"id\":3,\"user\":\"%s\",\"state\":\"failed\"}]}",
+	                                       me->pw_name);
+	_cleanup_(call_release) struct call user =
+	    fixture_exchange(cmd_runs, "runs -n 2 --active --user b+ob", bobs, 2);
+	_cleanup_(call_release) struct call json =
+	    fixture_exchange(cmd_runs, "runs --json --me", (const struct exchange[]){{request, mine}}, 1);
+	_cleanup_(call_release) struct call both = fixture_call(cmd_runs, "runs --me -u bob");
+	_cleanup_(call_release) struct call local = fixture_call(cmd_runs, "runs --local --me");
+
+	ck_assert_str_eq(user.output, "RUN  NAME  USER  STATE    SIZE  TIME  PROGRESS\n"
+	                              "7    -     b+ob  running  1     -     -\n"
+	                              "4    -     b+ob  queued   1     -     -\n");
+	ck_assert_ptr_nonnull(strstr(json.output, "\"id\": 3"));
+	ck_assert_int_eq(both.status, STATUS_USAGE);
+	ck_assert_str_eq(both.errors, "dtrain: --me and --user exclude each other\n");
+	ck_assert_int_eq(local.status, STATUS_USAGE);
 }
 END_TEST
 
@@ -697,6 +731,7 @@ int main(void)
 	tcase_add_test(tc, all_are_listed_with_all);
 	tcase_add_test(tc, the_limit_counts_what_is_shown);
 	tcase_add_test(tc, a_limit_is_kept_within_a_page);
+	tcase_add_test(tc, the_runs_of_one_user_are_listed);
 	tcase_add_test(tc, the_newest_is_looked_for_in_large_pages);
 	tcase_add_test(tc, states_have_colours_on_a_terminal);
 	tcase_add_test(tc, without_a_number_it_is_the_newest_of_mine);

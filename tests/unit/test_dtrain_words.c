@@ -157,6 +157,11 @@ START_TEST(runs_and_nodes_are_completed)
 	static const struct exchange active[] = {
 	    {"GET /v1/runs?state=active&limit=50 ",
 	     "{\"runs\":[{\"id\":17,\"name\":\"a\",\"state\":\"queued\"}]}"}};
+	static const struct exchange of_users[] = {
+	    {"GET /v1/runs?state=all&limit=50 ",
+	     "{\"runs\":[{\"id\":17,\"user\":\"bob\",\"state\":\"queued\"},{\"id\":9,\"state\":\"failed\"},"
+	     "{\"id\":8,\"user\":\"alice\",\"state\":\"failed\"},{\"id\":7,\"state\":\"failed\"},"
+	     "{\"id\":6,\"user\":\"bob\",\"state\":\"failed\"}]}"}};
 	static const struct exchange nodes[] = {
 	    {"GET /v1/nodes ",
 	     "{\"nodes\":[{\"name\":\"n1\",\"state\":\"up\"},{\"name\":\"m\",\"state\":\"up\"}]}"}};
@@ -169,12 +174,18 @@ START_TEST(runs_and_nodes_are_completed)
 
 	_cleanup_(call_release) struct call hosts =
 	    fixture_exchange(cmd_complete, "complete submit -s resources.hosts=n", nodes, 1);
+	_cleanup_(call_release) struct call users =
+	    fixture_exchange(cmd_complete, "complete runs --user ", of_users, 1);
+	_cleanup_(call_release) struct call user =
+	    fixture_exchange(cmd_complete, "complete runs --user=b", of_users, 1);
 	_cleanup_(call_release) struct call refused = fixture_exchange(
 	    cmd_complete, "complete drain n", (const struct exchange[]){{"GET /v1/nodes ", refusal}}, 1);
 	_cleanup_(call_release) struct call odd = fixture_exchange(
 	    cmd_complete, "complete show ", (const struct exchange[]){{"GET /v1/runs", "not JSON"}}, 1);
 
 	ck_assert_str_eq(hosts.output, "resources.hosts=n1\tup\n");
+	ck_assert_str_eq(users.output, "bob\t\nalice\t\n");
+	ck_assert_str_eq(user.output, "--user=bob\t\n");
 	ck_assert_int_eq(refused.status, 0);
 	ck_assert_str_eq(refused.output, "");
 	ck_assert_str_eq(refused.errors, "");

@@ -252,7 +252,9 @@ START_TEST(what_is_committed_is_there_after_a_restart)
 	ck_assert_ptr_null(reason);
 	ck_assert(store_drained(s, "n2", &reason));
 	ck_assert_str_eq(reason, "a new fan");
-	ck_ok(store_list(s, run_state_set("all"), 0, 10, count_run, seen, &err), &err);
+	ck_ok(store_list(s, &(struct run_query){.states = run_state_set("all"), .limit = 10}, count_run, seen,
+	                 &err),
+	      &err);
 	ck_assert_int_eq(seen[1], 1);
 	file_remove_tree(dir, NULL);
 }
@@ -771,16 +773,19 @@ START_TEST(a_listing_is_a_page_of_the_states_asked_for)
 	static const enum run_state states[] = {RUN_SUCCEEDED, RUN_QUEUED,    RUN_FAILED,
 	                                        RUN_RUNNING,   RUN_SUCCEEDED, RUN_STOPPING};
 	static const struct {
-		const char *states;
+		const char *states, *user;
 		int64_t before, limit;
 		const char *ids;
 	} cases[] = {
-	    {"all", 0, 100, "6 5 4 3 2 1 "}, {"all", 4, 100, "3 2 1 "},
-	    {"all", 4, 2, "3 2 "},           {"all", 1, 100, ""},
-	    {"active", 0, 100, "6 4 2 "},    {"active", 6, 100, "4 2 "},
-	    {"active", 6, 1, "4 "},          {"succeeded", 0, 100, "5 1 "},
-	    {"succeeded", 5, 100, "1 "},     {"running", 0, 100, "4 "},
-	    {"running", 4, 100, ""},         {"cancelled", 0, 100, ""},
+	    {"all", NULL, 0, 100, "6 5 4 3 2 1 "}, {"all", NULL, 4, 100, "3 2 1 "},
+	    {"all", NULL, 4, 2, "3 2 "},           {"all", NULL, 1, 100, ""},
+	    {"active", NULL, 0, 100, "6 4 2 "},    {"active", NULL, 6, 100, "4 2 "},
+	    {"active", NULL, 6, 1, "4 "},          {"succeeded", NULL, 0, 100, "5 1 "},
+	    {"succeeded", NULL, 5, 100, "1 "},     {"running", NULL, 0, 100, "4 "},
+	    {"running", NULL, 4, 100, ""},         {"cancelled", NULL, 0, 100, ""},
+	    {"all", "eve", 0, 100, "5 3 1 "},      {"all", "eve", 5, 1, "3 "},
+	    {"succeeded", "eve", 0, 100, "5 1 "},  {"active", "eve", 0, 100, ""},
+	    {"active", "alice", 0, 100, "6 4 2 "}, {"all", "EVE", 0, 100, ""},
 	};
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_printf("%s/dtrain.db", dir);
 	_cleanup_(store_closep) struct store *s = NULL;
@@ -791,20 +796,27 @@ START_TEST(a_listing_is_a_page_of_the_states_asked_for)
 	ck_ok(store_open(path, &s, &err), &err);
 	for (size_t i = 0; i < ARRAY_SIZE(states); i++) {
 		r->state = states[i];
+		ck_assert_int_eq(str_replace(&r->user, i % 2 ? "alice" : "eve"), 0);
 		ck_ok(store_insert(s, r, "{}", &err), &err);
 	}
 	ck_assert_int_eq(commit(s), 0);
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct listed l = {.left = -1};
 
-		ck_ok(store_list(s, run_state_set(cases[i].states), cases[i].before, cases[i].limit, note_id,
-		                 &l, &err),
+		ck_ok(store_list(s,
+		                 &(struct run_query){.states = run_state_set(cases[i].states),
+		                                     .user = cases[i].user,
+		                                     .before = cases[i].before,
+		                                     .limit = cases[i].limit},
+		                 note_id, &l, &err),
 		      &err);
-		ck_assert_msg(str_eq(l.ids, cases[i].ids), "%s before %lld, %lld at most: %s, not %s",
-		              cases[i].states, (long long)cases[i].before, (long long)cases[i].limit, l.ids,
-		              cases[i].ids);
+		ck_assert_msg(str_eq(l.ids, cases[i].ids), "%s of %s before %lld, %lld at most: %s, not %s",
+		              cases[i].states, cases[i].user ? cases[i].user : "all",
+		              (long long)cases[i].before, (long long)cases[i].limit, l.ids, cases[i].ids);
 	}
-	ck_assert_int_eq(store_list(s, run_state_set("all"), 0, 100, note_id, &stopped, &err), -ECANCELED);
+	ck_assert_int_eq(store_list(s, &(struct run_query){.states = run_state_set("all"), .limit = 100},
+	                            note_id, &stopped, &err),
+	                 -ECANCELED);
 	ck_assert_str_eq(stopped.ids, "6 5 ");
 	file_remove_tree(dir, NULL);
 }
@@ -1045,7 +1057,9 @@ START_TEST(a_slow_commit_holds_up_no_reader)
 	ck_assert_int_eq(store_get(s, 2, &back, &err), -ENOENT);
 	ck_ok(store_config(s, 1, &config, &err), &err);
 	ck_assert_str_eq(config, "{\"a\":1}");
-	ck_ok(store_list(s, run_state_set("all"), 0, 10, count_run, seen, &err), &err);
+	ck_ok(store_list(s, &(struct run_query){.states = run_state_set("all"), .limit = 10}, count_run, seen,
+	                 &err),
+	      &err);
 	ck_assert_int_eq(seen[1], 1);
 	ck_ok(store_counts(s, counts, &err), &err);
 	ck_assert_int_eq(counts[RUN_QUEUED], 1);
@@ -1167,16 +1181,22 @@ START_TEST(thousands_of_runs_are_listed_by_state)
 	ck_assert_int_eq(commit(s), 0);
 	printf("11000 runs written: %.1f ms\n", (clock_monotonic() - t) * 1e3);
 	t = clock_monotonic();
-	ck_ok(store_list(s, run_state_set("all"), 0, 100, count_run, all, &err), &err);
+	ck_ok(store_list(s, &(struct run_query){.states = run_state_set("all"), .limit = 100}, count_run, all,
+	                 &err),
+	      &err);
 	printf("newest 100 listed: %.2f ms\n", (clock_monotonic() - t) * 1e3);
 	ck_assert_int_eq(all[1], 100);
 	memset(all, 0, sizeof(all));
 	t = clock_monotonic();
-	ck_ok(store_list(s, run_state_set("all"), 0, 100000, count_run, all, &err), &err);
+	ck_ok(store_list(s, &(struct run_query){.states = run_state_set("all"), .limit = 100000}, count_run,
+	                 all, &err),
+	      &err);
 	printf("all 11000 listed: %.1f ms\n", (clock_monotonic() - t) * 1e3);
 	ck_assert_int_eq(all[1], 11000);
 	t = clock_monotonic();
-	ck_ok(store_list(s, run_state_set("active"), 0, 100000, count_run, active, &err), &err);
+	ck_ok(store_list(s, &(struct run_query){.states = run_state_set("active"), .limit = 100000},
+	                 count_run, active, &err),
+	      &err);
 	printf("1000 active listed: %.1f ms\n", (clock_monotonic() - t) * 1e3);
 	ck_assert_int_eq(active[1], 1000);
 	ck_ok(store_counts(s, counts, &err), &err);

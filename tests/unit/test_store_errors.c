@@ -511,7 +511,8 @@ START_TEST(what_cannot_be_read_is_an_error)
 	fail_at(1);
 	ck_assert_int_eq(store_counts(s, counts, &err), -EIO);
 	fail_at(2);
-	ck_assert_int_eq(store_list(s, ~0u, 0, 10, count_runs, &n, &err), -EIO);
+	ck_assert_int_eq(store_list(s, &(struct run_query){.states = ~0u, .limit = 10}, count_runs, &n, &err),
+	                 -EIO);
 	ck_assert_int_eq(n, 1);
 	ck_assert_ptr_null(r);
 	ck_assert_ptr_null(text);
@@ -519,7 +520,7 @@ START_TEST(what_cannot_be_read_is_an_error)
 	ck_assert_int_eq(store_find_key(s, 1000, "k", &id, &err), -ENOENT);
 	ck_assert_str_eq(err.message, "there is no run with the key k");
 	n = 0;
-	ck_ok(store_list(s, ~0u, 0, 10, count_runs, &n, &err), &err);
+	ck_ok(store_list(s, &(struct run_query){.states = ~0u, .limit = 10}, count_runs, &n, &err), &err);
 	ck_assert_int_eq(n, 3);
 	store_close(s);
 }
@@ -535,7 +536,7 @@ static int read_all(void *context, struct error *err)
 	if (code == 0)
 		code = store_config(s, 1, &text, err);
 	if (code == 0)
-		code = store_list(s, ~0u, 0, 10, count_runs, &n, err);
+		code = store_list(s, &(struct run_query){.states = ~0u, .limit = 10}, count_runs, &n, err);
 	if (code == 0) {
 		ck_assert_str_eq(r->reason, "waits");
 		ck_assert_str_eq(r->ranks[1].node, "n2");

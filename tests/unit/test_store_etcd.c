@@ -813,7 +813,9 @@ START_TEST(what_cannot_be_understood_is_left_out)
 	fake_etcd_put(key_of("epochs", 500), "");
 	fake_etcd_put(key_of("epochs", 501), "");
 	begin("n1");
-	ck_ok(store_list(store, run_state_set("all"), 0, 100, count_run, &ids, &err), &err);
+	ck_ok(store_list(store, &(struct run_query){.states = run_state_set("all"), .limit = 100}, count_run,
+	                 &ids, &err),
+	      &err);
 	ck_assert_int_eq(ids, 82);
 	ck_assert_int_eq(store_highest(store), 8);
 	ck_assert_int_eq(store_epoch(store), 502);
@@ -1087,7 +1089,9 @@ START_TEST(a_run_without_all_of_its_pieces_is_left_out)
 	fake_etcd_put("/dtrain/pieces/00000000000000000003/00000000000000000007/000000", ENTRY("3"));
 	fake_etcd_put("/dtrain/pieces/00000000000000000009/00000000000000000007/000000", ENTRY("9"));
 	begin("n1");
-	ck_ok(store_list(store, run_state_set("all"), 0, 100, count_run, &ids, &err), &err);
+	ck_ok(store_list(store, &(struct run_query){.states = run_state_set("all"), .limit = 100}, count_run,
+	                 &ids, &err),
+	      &err);
 	ck_assert_int_eq(ids, 31);
 	ck_assert_int_eq(fake_etcd_count("/dtrain/pieces/"), damages[_i].kept);
 	ck_assert_int_eq(pieces_of(2), damages[_i].kept);
@@ -1109,7 +1113,9 @@ START_TEST(pieces_are_joined)
 	fake_etcd_put("/dtrain/pieces/00000000000000000002/00000000000000000007/000000", first);
 	fake_etcd_put("/dtrain/pieces/00000000000000000002/00000000000000000007/000001", entry + 11);
 	begin("n1");
-	ck_ok(store_list(store, run_state_set("all"), 0, 100, count_run, &ids, &err), &err);
+	ck_ok(store_list(store, &(struct run_query){.states = run_state_set("all"), .limit = 100}, count_run,
+	                 &ids, &err),
+	      &err);
 	ck_assert_int_eq(ids, 2);
 	ck_assert_int_eq(pieces_of(2), 2);
 }

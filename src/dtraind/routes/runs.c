@@ -210,23 +210,23 @@ void route_runs(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	const char *word = http_request_query(r, "state");
-	unsigned states = run_state_set(word ? word : "all");
+	struct run_query query = {.states = run_state_set(word ? word : "all"),
+	                          .user = http_request_query(r, "user")};
 	_cleanup_strbuf_ struct strbuf text = {0};
 	struct error err = ERROR_INIT;
-	int64_t limit, before;
 	int code;
 
-	if (http_request_query_int(r, "limit", 1, LIST_MAX, LIST_DEFAULT, &limit) < 0 ||
-	    http_request_query_int(r, "before", 0, INT64_MAX, 0, &before) < 0)
+	if (http_request_query_int(r, "limit", 1, LIST_MAX, LIST_DEFAULT, &query.limit) < 0 ||
+	    http_request_query_int(r, "before", 0, INT64_MAX, 0, &query.before) < 0)
 		return;
-	if (states == 0) {
+	if (query.states == 0) {
 		http_reply_error(r, 400, "bad-query",
 		                 "state=%s: active, all, or a state is needed: queued, starting, "
 		                 "running, stopping, succeeded, failed, cancelled, timed-out",
 		                 word);
 		return;
 	}
-	code = controller_list_runs(d->controller, states, before, limit, list_add, &text, &err);
+	code = controller_list_runs(d->controller, &query, list_add, &text, &err);
 	strbuf_adds(&text, text.len ? RUN_LIST_END : RUN_LIST_BEGIN RUN_LIST_END);
 	if (code == 0 && text.failed)
 		code = error_oom(&err);
