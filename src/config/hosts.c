@@ -18,6 +18,8 @@
 #include "base/hash.h"
 #include "base/str.h"
 
+enum { SLOTS_MAX = 1024 }; /* of a line */
+
 static void host_free(struct host *h)
 {
 	free(h->name);
@@ -76,6 +78,68 @@ static bool valid_name(const char *s, const char *more)
 	return true;
 }
 
+/* IPv6, possibly with a zone. */
+static bool is_ipv6(const char *s)
+{
+	size_t length = strcspn(s, "%");
+	char address[INET6_ADDRSTRLEN];
+	struct in6_addr binary;
+
+	if (length >= sizeof(address))
+		return false;
+	memcpy(address, s, length);
+	address[length] = '\0';
+	return inet_pton(AF_INET6, address, &binary) == 1;
+}
+
+/* HOST:N, the form of other programs: N is the number of slots for those that start programs with MPI, and a
+ * port for most others. The number where `host` has that form, or else -1. */
+static int64_t appended_number(const char *host)
+{
+	const char *colon = strchr(host, ':');
+	int64_t n;
+
+	return colon && !is_ipv6(host) && str_to_int64(colon + 1, 0, UINT16_MAX, &n) == 0 ? n : -1;
+}
+
+static bool valid_host(const char *s, const char *more)
+{
+	return valid_name(s, more) && (!strchr(s, ':') || is_ipv6(s));
+}
+
+static int refuse_host(const char *word, const char *where, int line, struct error *err)
+{
+	int64_t n = appended_number(word);
+	int name = (int)strcspn(word, ":");
+
+	if (n > SLOTS_MAX)
+		return error_set(err, -EINVAL,
+		                 "%s:%d: '%s' is not a host name or an address; expected '%.*s port=%lld'",
+		                 where, line, word, name, word, (long long)n);
+	if (n >= 0)
+		return error_set(err, -EINVAL,
+		                 "%s:%d: '%s' is not a host name or an address; expected '%.*s slots=%lld', "
+		                 "or '%.*s port=%lld' if the number is a port",
+		                 where, line, word, name, word, (long long)n, name, word, (long long)n);
+	return error_set(err, -EINVAL, "%s:%d: '%s' is not a host name or an address", where, line, word);
+}
+
+static int parse_address(struct host *h, const char *word, const char *value, const char *where,
+                         struct error *err)
+{
+	int64_t port = appended_number(value);
+
+	if (port >= 0)
+		return error_set(err, -EINVAL, "%s:%d: %s: expected addr=%.*s port=%lld", where, h->line,
+		                 word, (int)strcspn(value, ":"), value, (long long)port);
+	if (!valid_host(value, ".-:_%"))
+		return error_set(err, -EINVAL, "%s:%d: %s: not a host name or an address", where, h->line,
+		                 word);
+	free(h->address);
+	h->address = strdup(value);
+	return h->address ? 0 : error_oom(err);
+}
+
 static int add_label(struct host *h, const char *word)
 {
 	size_t n = 0;
@@ -127,17 +191,11 @@ static int parse_word(struct host *h, const char *word, unsigned *given, const c
 		return add_label(h, word) < 0 ? error_oom(err) : 0;
 	}
 	if (str_starts(word, "slots="))
-		return parse_number(word, eq + 1, 0, 1024, where, h->line, &h->slots, err);
+		return parse_number(word, eq + 1, 0, SLOTS_MAX, where, h->line, &h->slots, err);
 	if (str_starts(word, "port="))
 		return parse_number(word, eq + 1, 1, 65535, where, h->line, &h->port, err);
-	if (str_starts(word, "addr=")) {
-		if (!valid_name(eq + 1, ".-:_%"))
-			return error_set(err, -EINVAL, "%s:%d: %s: not a host name or an address", where,
-			                 h->line, word);
-		free(h->address);
-		h->address = strdup(eq + 1);
-		return h->address ? 0 : error_oom(err);
-	}
+	if (str_starts(word, "addr="))
+		return parse_address(h, word, eq + 1, where, err);
 	return error_set(
 	    err, -EINVAL,
 	    "%s:%d: '%s' is not known; a line is: HOST slots=N [addr=ADDRESS] [port=PORT] [submit] [label…]",
@@ -154,9 +212,8 @@ static int parse_line(struct hosts *hosts, char *text, int line, const char *whe
 
 	if (!word)
 		return 0;
-	if (!valid_name(word, ".-_:"))
-		return error_set(err, -EINVAL, "%s:%d: '%s' is not a host name or an address", where, line,
-		                 word);
+	if (!valid_host(word, ".-_:"))
+		return refuse_host(word, where, line, err);
 	twin = hosts_find(hosts, word);
 	if (twin)
 		return error_set(err, -EINVAL, "%s:%d: host %s is already on line %d; one line a host", where,

@@ -1299,6 +1299,25 @@ START_TEST(a_hosts_file_is_read)
 }
 END_TEST
 
+/* A colon is part of an IPv6 address alone. */
+START_TEST(hosts_have_ipv6_addresses)
+{
+	static const char *const names[] = {"::1", "fe80::1:8", "2001:db8::2", "1:2:3:4:5:6:7:8",
+	                                    "::ffff:192.0.2.1"};
+	_cleanup_(hosts_freep) struct hosts *h = NULL;
+	_cleanup_strbuf_ struct strbuf text = {0};
+	struct error err = ERROR_INIT;
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		strbuf_addf(&text, "%s slots=8\n", names[i]);
+	strbuf_adds(&text, "n1 addr=fe80::2%eth0.7\n");
+	ck_ok(parse_hosts(text.data, &h, &err), &err);
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
+		ck_assert_str_eq(h->list[i].address, names[i]);
+	ck_assert_str_eq(hosts_find(h, "n1")->address, "fe80::2%eth0.7");
+}
+END_TEST
+
 /* By the name of the machine, its short form, or an address. */
 START_TEST(a_machine_finds_itself)
 {
@@ -1361,6 +1380,18 @@ static const struct {
     {"n1 color=red\n", "'color=red' is not known"},
     {"bad/name\n", "'bad/name' is not a host name"},
     {"n1 addr=a/b\n", "not a host name or an address"},
+    {"n1 slots=8\nn2:8\n", "hosts:2: 'n2:8' is not a host name or an address; expected 'n2 slots=8', or 'n2 "
+                           "port=8' if the number is "
+                           "a port"},
+    {"10.0.0.2:1024 slots=8\n", "expected '10.0.0.2 slots=1024', or '10.0.0.2 port=1024' if"},
+    {"n1:1025\n", "hosts:1: 'n1:1025' is not a host name or an address; expected 'n1 port=1025'"},
+    {"n1:65536\n", "hosts:1: 'n1:65536' is not a host name or an address"},
+    {"n1:\n", "hosts:1: 'n1:' is not a host name or an address"},
+    {"n1:8:2\n", "hosts:1: 'n1:8:2' is not a host name or an address"},
+    {"1:2:3:4:5:6:7:8:9\n", "hosts:1: '1:2:3:4:5:6:7:8:9' is not a host name or an address"},
+    {"2001:db8:0000:0000:0000:0000:192.168.100.1000000\n", "000000' is not a host name or an address"},
+    {"n1\nn2 addr=10.0.0.2:29600\n", "hosts:2: addr=10.0.0.2:29600: expected addr=10.0.0.2 port=29600"},
+    {"n1 addr=a:b\n", "hosts:1: addr=a:b: not a host name or an address"},
 };
 
 /* The time to find a host by name does not grow with their number; files with other contents have another
@@ -1773,6 +1804,7 @@ int main(void)
 	tcase_add_test(t, a_run_is_named_by_its_file);
 	tcase_add_test(t, the_tokenizer_is_the_models);
 	tcase_add_test(t, a_hosts_file_is_read);
+	tcase_add_test(t, hosts_have_ipv6_addresses);
 	tcase_add_test(t, a_machine_finds_itself);
 	tcase_add_test(t, the_daemons_file_may_be_absent);
 	tcase_set_timeout(t, 60);
