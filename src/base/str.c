@@ -288,6 +288,15 @@ const char *str_duration(char *buf, size_t size, double seconds)
 	return buf;
 }
 
+const char *str_millions(char *buf, size_t size, int64_t n)
+{
+	if (n < 1000000)
+		snprintf(buf, size, "%lld", (long long)n);
+	else
+		snprintf(buf, size, "%.1f M", (double)n / 1e6);
+	return buf;
+}
+
 const char *str_measure(char *buf, size_t size, double value, int decimals)
 {
 	bool fits = fabs(value) < 1e6 || !isfinite(value);

@@ -53,6 +53,8 @@ int str_to_double(const char *s, double *out); /* finite only */
 
 /* "1 step", "2 steps": into buf (at least 24 bytes and the noun), returned. */
 const char *str_count(char *buf, size_t size, int64_t n, const char *noun);
+/* "596.0 M", and less than a million in full: "16384". Into buf (at least 24 bytes), returned. */
+const char *str_millions(char *buf, size_t size, int64_t n);
 /* "1.5 GiB", "312 KiB": into buf (at least 16 bytes), returned. */
 const char *str_bytes(char *buf, size_t size, uint64_t bytes);
 /* "42s", "3m10s", "2h05m", "3d04h": into buf (at least 16 bytes), returned. */

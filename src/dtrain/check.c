@@ -74,16 +74,6 @@ static bool is_directory(const char *path)
 	return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* "596.0 M"; few parameters, such as those of an adapter, are counted: "16384". */
-static const char *millions(char *buf, size_t size, int64_t n)
-{
-	if (n < 100000)
-		snprintf(buf, size, "%lld", (long long)n);
-	else
-		snprintf(buf, size, "%.1f M", (double)n / 1e6);
-	return buf;
-}
-
 /* The weights are those that config.json describes. */
 static int check_weights(const char *path, const struct model_config *model, struct error *err)
 {
@@ -138,7 +128,7 @@ static void check_tuning(struct check *k, const struct model_config *model)
 		print_wrong(k, NULL, &err);
 		return;
 	}
-	print_good(k, "trained", "%s parameters%s%s", millions(count, sizeof(count), layout->trained),
+	print_good(k, "trained", "%s parameters%s%s", str_millions(count, sizeof(count), layout->trained),
 	           from ? ", from the adapter in " : "", from ? from : "");
 }
 
@@ -159,7 +149,7 @@ static void check_model(struct check *k)
 		print_wrong(k, key, &err);
 	else
 		print_good(k, "model", "%s: %s, %d layers, %s parameters%s", path, model.family, model.layers,
-		           millions(count, sizeof(count), model_config_parameters(&model)),
+		           str_millions(count, sizeof(count), model_config_parameters(&model)),
 		           !k->c->model.path ? ", from random weights"
 		           : model.new_head  ? ", with a new score head"
 		                             : "");

@@ -245,13 +245,20 @@ static const char *large(char *buf, size_t size, double n)
 	return buf;
 }
 
+static void print_model(const struct model_config *m)
+{
+	char count[24];
+
+	printf("model    %s, %d layers, %s parameters\n", m->family, m->layers,
+	       str_millions(count, sizeof(count), model_config_parameters(m)));
+}
+
 static void print_head(const struct subject *s, const struct estimate_list *list)
 {
 	int ranks = s->where.nodes * s->where.per_node;
 	char memory[32], nodes[48], count[48], rows[48], steps[48];
 
-	printf("model    %s, %d layers, %.1f M parameters\n", s->model.family, s->model.layers,
-	       (double)model_config_parameters(&s->model) / 1e6);
+	print_model(&s->model);
 	printf("devices  %s of %d, %s each; %s\n", str_count(nodes, sizeof(nodes), s->where.nodes, "node"),
 	       s->where.per_node, str_bytes(memory, sizeof(memory), (uint64_t)s->where.device.memory),
 	       s->devices);
@@ -381,8 +388,7 @@ static void print_scale(const struct subject *s, const struct scale_point points
 	struct table table;
 	char text[32];
 
-	printf("model    %s, %d layers, %.1f M parameters\n", s->model.family, s->model.layers,
-	       (double)model_config_parameters(&s->model) / 1e6);
+	print_model(&s->model);
 	printf("devices  %s, %d to a node\n", s->devices, s->where.per_node);
 	print_rates(s);
 	table_begin(&table, ARRAY_SIZE(header), header);

@@ -571,6 +571,10 @@ START_TEST(counts_have_their_plural)
 {
 	char buf[48];
 
+	ck_assert_str_eq(str_millions(buf, sizeof(buf), 0), "0");
+	ck_assert_str_eq(str_millions(buf, sizeof(buf), 999999), "999999");
+	ck_assert_str_eq(str_millions(buf, sizeof(buf), 1000000), "1.0 M");
+	ck_assert_str_eq(str_millions(buf, sizeof(buf), INT64_MAX), "9223372036854.8 M");
 	ck_assert_str_eq(str_count(buf, sizeof(buf), 1, "step"), "1 step");
 	ck_assert_str_eq(str_count(buf, sizeof(buf), 0, "step"), "0 steps");
 	ck_assert_str_eq(str_count(buf, sizeof(buf), 1207, "token"), "1207 tokens");

@@ -412,7 +412,7 @@ END_TEST
 static const struct {
 	const char *line, *words;
 } printed[] = {
-    {"", "model    llama, 2 layers, 0.1 M parameters\n"},
+    {"", "model    llama, 2 layers, 112448 parameters\n"},
     {"", "tokens in bf16\n"},
     {"-s train.precision=fp32", "tokens in fp32\n"},
     {"-s train.precision=fp8", "tokens in fp8\n"},
