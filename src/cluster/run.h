@@ -235,7 +235,8 @@ unsigned run_refused(struct run *r, struct run_part *part, enum run_refusal why,
 /* since: when it was last known to be there (Unix seconds); 0: it has not been heard from since the run came
  * out of the store. */
 unsigned run_part_lost(struct run *r, struct run_part *part, const char *message, double since, double now);
-unsigned run_cancel(struct run *r, double now);
+/* by: a user's name, for the reason, which replaces what the run waited for or had met with. */
+unsigned run_cancel(struct run *r, const char *by, double now);
 /* It has had its time: it may save, and ends. */
 unsigned run_time_out(struct run *r, double now);
 /* It may save, and is queued again. why: "node n2 was drained". */

@@ -347,11 +347,8 @@ static unsigned finish_if_all_ended(struct run *r, double now)
 		r->ended_parts++;
 	if (r->ended_parts < r->part_count)
 		return 0;
-	if (r->cancelled) {
-		if (str_eq(r->reason, run_undecided) || r->timed_out || r->evicted)
-			free(steal_pointer(r->reason));
+	if (r->cancelled)
 		return end_attempt(r, RUN_CANCELLED, now);
-	}
 	if (r->failed)
 		return end_attempt(r, run_retry(r, run_decide_cause(r), now) ? RUN_QUEUED : RUN_FAILED, now);
 	if (r->timed_out && !is_through(r)) {
@@ -569,13 +566,14 @@ unsigned run_part_lost(struct run *r, struct run_part *part, const char *message
 	return after(r, stop, now);
 }
 
-unsigned run_cancel(struct run *r, double now)
+unsigned run_cancel(struct run *r, const char *by, double now)
 {
 	if (run_state_final(r->state) || r->cancelled)
 		return 0;
 	r->cancelled = true;
-	if (r->state == RUN_QUEUED)
-		free(steal_pointer(r->reason));
+	free(steal_pointer(r->reason));
+	free(steal_pointer(r->detail));
+	run_set_reason(r, "cancelled by %s", by);
 	return after(r, r->state != RUN_QUEUED, now);
 }
 

@@ -122,14 +122,14 @@ int controller_run_config(struct controller *c, int64_t id, char **text, struct 
 	return store_config(c->store, id, text, err);
 }
 
-void controller_cancel_run(struct controller *c, int64_t id)
+void controller_cancel_run(struct controller *c, int64_t id, const char *by)
 {
 	struct run *r = queue_find(&c->queue, id);
 	unsigned flags;
 
 	if (!r)
 		return;
-	flags = run_cancel(r, controller_time(c));
+	flags = run_cancel(r, by, controller_time(c));
 	controller_await_commit(c, r);
 	apply_flags(c, r, flags);
 }

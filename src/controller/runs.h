@@ -31,7 +31,7 @@ const struct run *controller_active_run(const struct controller *c, size_t i);
 int controller_run_config(struct controller *c, int64_t id, char **text, struct error *err);
 
 /* These do nothing where there is no such run, or where it has ended. */
-void controller_cancel_run(struct controller *c, int64_t id);
+void controller_cancel_run(struct controller *c, int64_t id, const char *by); /* a user's name */
 /* A worker's progress: the last report (borrowed), and all new ones as lines for those who listen. */
 void controller_set_progress(struct controller *c, int64_t id, json_t *last, const char *lines, size_t len);
 /* A worker's checkpoint of this step is complete. */

@@ -566,7 +566,7 @@ void bed_set_user_limits(struct bed *b, int64_t runs, int64_t slots)
 
 void bed_cancel(struct bed *b, int64_t run)
 {
-	controller_cancel_run(b->controller, run);
+	controller_cancel_run(b->controller, run, "alice");
 }
 
 const struct run *bed_run(struct bed *b, int64_t run)

@@ -542,7 +542,7 @@ START_TEST(progress_goes_to_those_who_listen)
 	/* Progress of a run that has ended is ignored. */
 	controller_set_progress(c, run, last, "6\n", 2);
 	controller_worker_error(c, run, 0, "late", false);
-	controller_cancel_run(c, run);
+	controller_cancel_run(c, run, "alice");
 	bed_pass(b, 2);
 	ck_assert_int_eq(bed_run(b, run)->state, RUN_FAILED);
 	bed_free(b);

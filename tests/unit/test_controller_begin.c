@@ -481,7 +481,7 @@ START_TEST(a_waiter_may_go)
 	for (int i = 0; i < 4; i++)
 		if (i != _i)
 			waiter_free(waiters[i]);
-	controller_cancel_run(b.controller, 1);
+	controller_cancel_run(b.controller, 1, "alice");
 	turn(&b);
 	commits_end(&b);
 	for (int i = 0; i < 4; i++)

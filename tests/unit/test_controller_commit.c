@@ -159,7 +159,7 @@ START_TEST(a_change_that_the_store_refuses_is_kept)
 	held_store_refuse(b.held, 1);
 	ck_assert_ptr_nonnull(
 	    waiter_create(b.controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, &told));
-	controller_cancel_run(b.controller, 1);
+	controller_cancel_run(b.controller, 1, "alice");
 	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 1, note_commit, &own));
 	ck_assert_ptr_nonnull(commit_waiter_create(b.controller, 2, note_commit, &other));
 	ck_assert_int_eq(controller_set_drained(b.controller, "n2", true, NULL), 0);
@@ -330,7 +330,7 @@ static void refuse_cancel(struct bed *b, int *told)
 	ck_assert_ptr_nonnull(
 	    waiter_create(b->controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, told));
 	held_store_refuse(b->held, 1);
-	controller_cancel_run(b->controller, 1);
+	controller_cancel_run(b->controller, 1, "alice");
 	turn(b);
 	commits_end(b);
 	ck_assert_int_eq(held_store_refusals(b->held), 1);
@@ -447,7 +447,7 @@ START_TEST(a_refusal_after_a_failed_commit_is_no_success)
 	ck_assert_ptr_nonnull(
 	    waiter_create(b.controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, &told));
 	held_store_fail(b.held, 1);
-	controller_cancel_run(b.controller, 1);
+	controller_cancel_run(b.controller, 1, "alice");
 	pass(&b, 0);
 	held_store_refuse(b.held, 1);
 	pass(&b, 1);
@@ -534,7 +534,7 @@ START_TEST(commands_are_committed_at_once)
 	ck_assert(held_store_is_drained(b.held, "n2"));
 	ck_assert_ptr_nonnull(
 	    waiter_create(b.controller, 1, 1u << RUN_STOPPING, INT64_MAX, note_state, &told));
-	controller_cancel_run(b.controller, 1);
+	controller_cancel_run(b.controller, 1, "alice");
 	turn_held(&b);
 	ck_assert(store_is_busy(b.store));
 	ck_assert_int_eq(told, -1);
@@ -730,7 +730,7 @@ START_TEST(an_attempt_that_is_given_up_during_its_commit_is_not_started)
 	ck_assert_int_eq(state_of(&b, 2), RUN_STARTING);
 	ck_assert_ptr_nonnull(waiter_create(b.controller, 2, 0, INT64_MAX, note_state, &told));
 	if (_i == 0)
-		controller_cancel_run(b.controller, 2);
+		controller_cancel_run(b.controller, 2, "alice");
 	else {
 		ck_ok(hosts_parse(less, strlen(less), "hosts", &hosts, &err), &err);
 		ck_ok(controller_set_hosts(b.controller, hosts, 1, 1e6, &err), &err);

@@ -597,7 +597,7 @@ START_TEST(a_stop_that_does_not_arrive_names_the_node)
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_lose_stops(b, "n2", true);
-	controller_cancel_run(bed_controller(b), run);
+	controller_cancel_run(bed_controller(b), run, "alice");
 	bed_pass(b, 40);
 	lost = unreachable_n2(b);
 	ck_assert_ptr_nonnull(lost);
@@ -630,7 +630,7 @@ START_TEST(a_later_start_says_more_than_an_earlier_stop)
 
 	bed_await(b, run, RUN_RUNNING);
 	bed_lose_stops(b, "n2", true);
-	controller_cancel_run(bed_controller(b), run);
+	controller_cancel_run(bed_controller(b), run, "alice");
 	bed_pass(b, 0.2);
 	bed_end_ranks(b, "n2", run, 0);
 	bed_await(b, run, RUN_CANCELLED);

@@ -395,7 +395,7 @@ START_TEST(a_drained_run_can_be_cancelled)
 	bed_pass(b, 1);
 	check_stop(b, 4.5, 4.5);
 	bed_await(b, run, RUN_CANCELLED);
-	ck_assert_ptr_null(bed_run(b, run)->reason);
+	ck_assert_str_eq(bed_run(b, run)->reason, "cancelled by alice");
 	bed_free(b);
 }
 END_TEST

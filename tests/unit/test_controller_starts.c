@@ -207,7 +207,7 @@ START_TEST(what_is_said_of_runs_that_have_ended_is_ignored)
 		controller_set_progress(c, id, progress, "{}\n", 3);
 		controller_set_checkpoint(c, id, 5);
 		controller_worker_error(c, id, 0, "late", true);
-		controller_cancel_run(c, id);
+		controller_cancel_run(c, id, "alice");
 		ck_fails(controller_listen_metrics(c, id, on_line, NULL, &listener, &err), &err, "has ended");
 		ck_assert_int_eq(err.code, -ENOENT);
 		ck_assert_ptr_null(listener);

@@ -265,6 +265,7 @@ START_TEST(a_user_is_the_same_on_all_nodes)
 	const struct passwd *nobody = getpwnam("nobody");
 	struct daemon_fixture one, two;
 	struct raw_request cancel = {.method = "DELETE", .target = "/v1/runs/1"};
+	_cleanup_json_ json_t *run = NULL, *nameless = NULL;
 	struct raw_answer a;
 	struct person other;
 
@@ -289,6 +290,18 @@ START_TEST(a_user_is_the_same_on_all_nodes)
 	ck_assert_int_eq(a.status, 202);
 	free(a.body);
 	daemon_await(&one, 1, "cancelled");
+	run = daemon_get(&one, NULL, "/v1/runs/1");
+	ck_assert_str_eq(json_get_string(run, "reason", ""), "cancelled by root");
+	/* The password database of the caller's node does not answer. */
+	daemon_submit(&two, NULL, "exec sleep 60", 1, 1);
+	cancel =
+	    (struct raw_request){.method = "DELETE", .target = "/v1/runs/2", .header = "Dtrain-User: 0:0:"};
+	a = daemon_ask_tls(&one, &cancel);
+	ck_assert_int_eq(a.status, 202);
+	free(a.body);
+	daemon_await(&one, 2, "cancelled");
+	nameless = daemon_get(&one, NULL, "/v1/runs/2");
+	ck_assert_str_eq(json_get_string(nameless, "reason", ""), "cancelled by uid 0");
 	daemon_fixture_teardown(&two);
 	daemon_fixture_teardown(&one);
 }

@@ -249,7 +249,7 @@ START_TEST(events_mean_nothing_in_other_states)
 		ck_assert_int_eq(r->timed_out, !final && state != RUN_STOPPING);
 		r->state = state;
 		r->parts[0].ended = false;
-		ck_assert_int_eq(run_cancel(r, 200) != 0, !final && state != RUN_QUEUED);
+		ck_assert_int_eq(run_cancel(r, "alice", 200) != 0, !final && state != RUN_QUEUED);
 		ck_assert_int_eq(r->cancelled, !final);
 	}
 }
@@ -273,20 +273,68 @@ START_TEST(a_run_that_waits_is_superseded)
 }
 END_TEST
 
-/* Why it waited is no reason of its end. */
-START_TEST(a_cancelled_run_waits_for_nothing)
+/* What a run waited for, or had met with, is no reason of its end. */
+static void is_queued(struct run *r)
 {
-	_cleanup_(run_freep) struct run *waiting = fixture_run(1, 1), *r = fixture_run(1, 1);
+	r->state = RUN_QUEUED;
+	run_clear_parts(r);
+	run_set_reason(r, "waits for 1 node");
+}
 
-	run_set_reason(waiting, "waits for 1 node");
-	ck_assert_uint_eq(run_cancel(waiting, 200), RUN_ENDED);
-	ck_assert_ptr_null(waiting->reason);
-	ck_assert_double_eq(waiting->ended, 200);
+static void runs(struct run *r)
+{
+	r->state = RUN_RUNNING;
+}
+
+static void met_a_busy_node(struct run *r)
+{
+	run_refused(r, &r->parts[1], REFUSED_BUSY, "slot 1 is leased to run 9", 150);
+}
+
+static void was_not_sent(struct run *r)
+{
+	run_refused(r, &r->parts[1], REFUSED_UNSENT, "timed out", 150);
+}
+
+static void was_refused(struct run *r)
+{
+	run_refused(r, &r->parts[1], REFUSED_FINAL, "/home/alice is not there", 150);
+}
+
+static void has_lost_a_node(struct run *r)
+{
+	run_part_lost(r, &r->parts[1], "node n2 is down", 150, 150);
+}
+
+static void is_evicted(struct run *r)
+{
+	run_evict(r, "node n1 was drained", 150);
+}
+
+static void has_had_its_time(struct run *r)
+{
+	run_time_out(r, 150);
+}
+
+static void (*const before_cancelling[])(struct run *r) = {
+    is_queued,       runs,       met_a_busy_node, was_not_sent, was_refused,
+    has_lost_a_node, is_evicted, has_had_its_time};
+
+START_TEST(a_cancelled_run_names_its_canceller)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+
 	fixture_place(r);
-	run_set_reason(r, "a slot was taken");
-	ck_assert_uint_eq(run_cancel(r, 200), RUN_STOP);
-	ck_assert_str_eq(r->reason, "a slot was taken");
+	before_cancelling[_i](r);
+	run_cancel(r, "alice", 200);
+	ck_assert_uint_eq(run_cancel(r, "bob", 201), 0);
 	ck_assert_int_eq(run_stop_kind(r), RUN_STOP_CANCEL);
+	ck_assert_str_eq(r->reason, "cancelled by alice");
+	for (size_t i = 0; i < r->part_count; i++)
+		run_part_lost(r, &r->parts[i], "node n1 is down", 210, 210);
+	ck_assert_int_eq(r->state, RUN_CANCELLED);
+	ck_assert_str_eq(r->reason, "cancelled by alice");
+	ck_assert_ptr_null(r->detail);
 }
 END_TEST
 
@@ -662,7 +710,7 @@ int main(void)
 	tcase_add_test(tc, what_there_is_of_earlier_attempts_is_kept);
 	tcase_add_test(tc, events_mean_nothing_in_other_states);
 	tcase_add_test(tc, a_run_that_waits_is_superseded);
-	tcase_add_test(tc, a_cancelled_run_waits_for_nothing);
+	tcase_add_loop_test(tc, a_cancelled_run_names_its_canceller, 0, ARRAY_SIZE(before_cancelling));
 	tcase_add_loop_test(tc, a_part_is_lost_when_it_was_last_heard_of, 0, ARRAY_SIZE(losses));
 	tcase_add_test(tc, an_eviction_is_over_with_its_attempt);
 	tcase_add_loop_test(tc, a_death_is_described, 0, ARRAY_SIZE(deaths));

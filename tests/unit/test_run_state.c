@@ -267,12 +267,12 @@ START_TEST(a_cancelled_run_is_stopped_first_unless_it_waits)
 	_cleanup_(run_freep) struct run *r = fixture_run(2, 1), *queued = fixture_run(1, 1);
 
 	fixture_place(r);
-	ck_assert_uint_eq(run_cancel(r, 150), RUN_STOP);
-	ck_assert_uint_eq(run_cancel(r, 151), 0);
+	ck_assert_uint_eq(run_cancel(r, "alice", 150), RUN_STOP);
+	ck_assert_uint_eq(run_cancel(r, "alice", 151), 0);
 	fixture_report(r, "n1", "ended", RANK0_OK);
 	ck_assert_uint_eq(fixture_report(r, "n2", "ended", RANK1_KILLED), RUN_ENDED);
 	ck_assert_int_eq(r->state, RUN_CANCELLED);
-	ck_assert_uint_eq(run_cancel(queued, 150), RUN_ENDED);
+	ck_assert_uint_eq(run_cancel(queued, "alice", 150), RUN_ENDED);
 	ck_assert_int_eq(queued->state, RUN_CANCELLED);
 }
 END_TEST

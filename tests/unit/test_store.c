@@ -497,11 +497,11 @@ START_TEST(the_cause_outlives_the_controller)
 		break;
 	case 5: /* cancelled when it had failed */
 		fixture_report(r, "n2", "ended", RANK1_KILLED);
-		run_cancel(r, 160);
+		run_cancel(r, "alice", 160);
 		restart(s, &r);
 		fixture_report(r, "n1", "ended", RANK0_OK);
 		ck_assert_int_eq(r->state, RUN_CANCELLED);
-		ck_assert_ptr_null(r->reason);
+		ck_assert_str_eq(r->reason, "cancelled by alice");
 		break;
 	case 6: /* gone before, but noticed only now: it did not make the other fail, long ago */
 		fixture_report(r, "n2", "ended", RANK1_KILLED);

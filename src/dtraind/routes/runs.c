@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Routes of runs: submission, listing, one run and waiting for it, cancelling, logs. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -328,8 +329,10 @@ void route_cancel(void *context, struct http_request *r)
 {
 	struct daemon *d = context;
 	_cleanup_(run_freep) struct run *owned = NULL;
+	const char *by = http_request_caller(r)->user;
 	const struct run *run;
 	json_t *accepted;
+	char uid[32];
 	int64_t id;
 
 	run = route_find_run(d->controller, r, true, &owned);
@@ -342,7 +345,9 @@ void route_cancel(void *context, struct http_request *r)
 	}
 	id = run->id;
 	accepted = run_accepted_encode(&(struct run_accepted){id, RUN_STOPPING});
-	controller_cancel_run(d->controller, id);
+	if (!by)
+		snprintf(uid, sizeof(uid), "uid %lld", (long long)http_request_caller(r)->uid);
+	controller_cancel_run(d->controller, id, by ? by : uid);
 	reply_when_committed(d->controller, r, id, 202, accepted);
 }
 
