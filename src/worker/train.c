@@ -174,6 +174,26 @@ static void digest_inputs(struct training *t)
 		    (struct agreement_item){t->data_name, dataset_path(t->eval), dataset_digest(t->eval)};
 }
 
+/* What data.max_length has left out of the examples of both splits. */
+static void print_cut(const struct training *t, int64_t examples)
+{
+	int64_t cut = dataset_cut_examples(t->data), rest = dataset_cut_tokens(t->data);
+	char tokens[48];
+
+	if (t->eval) {
+		cut += dataset_cut_examples(t->eval);
+		rest += dataset_cut_tokens(t->eval);
+	}
+	if (cut == 0)
+		return;
+	printf("cut: %" PRId64 " of %" PRId64 " examples are too long for data.max_length (%" PRId64 "): ",
+	       cut, examples, t->c->data.max_length);
+	if (rest > 0)
+		printf("%s of them left out\n", str_count(tokens, sizeof(tokens), rest, "token"));
+	else
+		puts("the rest of each is left out");
+}
+
 static void print_data(const struct training *t)
 {
 	double fraction = t->c->data.eval_fraction;
@@ -183,6 +203,7 @@ static void print_data(const struct training *t)
 	printf("data: %s in %s, %s\n", str_count(examples, sizeof(examples), trained, "example"),
 	       str_count(rows, sizeof(rows), dataset_rows(t->data), "row"),
 	       str_count(tokens, sizeof(tokens), dataset_tokens(t->data), "token"));
+	print_cut(t, trained + held_out);
 	if (fraction > 0 && fraction <= 1)
 		snprintf(part, sizeof(part), "%g%% ", fraction * 100);
 	if (t->eval)

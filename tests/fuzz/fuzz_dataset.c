@@ -24,6 +24,7 @@ static void fuzz_record(struct source *s, const struct encoder *enc, enum datase
 	struct token_list ids = {0}, labels = {0}, prompt = {0};
 	struct example e = {0};
 	struct error err = ERROR_INIT;
+	int64_t cut = 0;
 
 	if (!*detected) {
 		_cleanup_json_ json_t *value =
@@ -34,8 +35,8 @@ static void fuzz_record(struct source *s, const struct encoder *enc, enum datase
 			return;
 	}
 	if (example_convert(s, task, record->data, record->len, "f:1", &e, &err) == 0 &&
-	    task == DATASET_SFT && encoder_conversation(enc, &e, &ids, &labels, &err) == 0) {
-		if (ids.len != labels.len || ids.len > (size_t)enc->cutoff + 1)
+	    task == DATASET_SFT && encoder_conversation(enc, &e, &ids, &labels, &cut, &err) == 0) {
+		if (ids.len != labels.len || ids.len > (size_t)enc->cutoff + 1 || cut < 0)
 			abort();
 	}
 	if ((task == DATASET_PAIRS || task == DATASET_LABELS) && err.code == 0 &&

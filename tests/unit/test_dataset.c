@@ -164,6 +164,47 @@ START_TEST(test_packing)
 }
 END_TEST
 
+/* What is cut is counted with the rows, in turns that are left out as a whole, too. */
+START_TEST(test_cut)
+{
+	static const struct {
+		int max_length;
+		bool packing;
+		int64_t examples, tokens, kept;
+	} cases[] = {{8, false, 0, 0, 14}, {4, false, 2, 4, 10}, {4, true, 2, 6, 8}, {8, true, 0, 0, 14}};
+	const char *path = put("cut.jsonl", "{\"instruction\":\"1\",\"output\":\"aaaa\"}\n"
+	                                    "{\"instruction\":\"2\",\"output\":\"b\"}\n"
+	                                    "{\"instruction\":\"3\",\"output\":\"c\",\"history\":[[\"4\","
+	                                    "\"dddd\"]]}\n");
+	struct notes notes = {0};
+	struct dataset_options o = options(path, &notes);
+	struct error err = ERROR_INIT;
+	struct tokenizer tok = {0};
+	struct dataset *d;
+
+	o.template_name = "empty"; /* 5, 2 and 7 tokens */
+	for (size_t i = 0; i < 2 * ARRAY_SIZE(cases); i++) {
+		o.max_length = cases[i / 2].max_length;
+		o.packing = cases[i / 2].packing;
+		ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+		ck_assert_int_eq(notes.builds,
+		                 (int)i / 2 + 1); /* the second time, the rows are in the cache */
+		ck_assert_int_eq(dataset_examples(d), 3);
+		ck_assert_int_eq(dataset_cut_examples(d), cases[i / 2].examples);
+		ck_assert_int_eq(dataset_cut_tokens(d), cases[i / 2].tokens);
+		ck_assert_int_eq(dataset_tokens(d), cases[i / 2].kept);
+		dataset_close(d);
+	}
+	o.max_length = 4;
+	o.packing = false;
+	o.mask_history = true; /* the last turn comes first */
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_int_eq(dataset_cut_examples(d), 2);
+	ck_assert_int_eq(dataset_cut_tokens(d), 4);
+	dataset_close(d);
+}
+END_TEST
+
 START_TEST(test_pretrain)
 {
 	const char *path = put("p.txt", "abc\n\nde\nfghij\n");
@@ -181,10 +222,13 @@ START_TEST(test_pretrain)
 	ck_assert_int_eq(dataset_rows(d), 3);
 	ck_row(d, 0, "<s>abc</s>|_abc</s>_");
 	ck_row(d, 2, "<s>fghi|_fghi_");
+	ck_assert_int_eq(dataset_cut_examples(d), 1);
+	ck_assert_int_eq(dataset_cut_tokens(d), 0);
 	dataset_close(d);
 	o.packing = true; /* abc$d e$fgh ij$ */
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
 	ck_assert_int_eq(dataset_rows(d), 3);
+	ck_assert_int_eq(dataset_cut_examples(d), 0);
 	ck_row(d, 2, "<s>j</s>|_j</s>_");
 	ck_row(d, 0, "<s>bc</s>d|_bc</s>__");
 	ck_row(d, 1, "<s></s>fgh|_</s>_gh_");
@@ -721,6 +765,7 @@ int main(void)
 	                              test_masks,
 	                              test_tools,
 	                              test_packing,
+	                              test_cut,
 	                              test_pretrain,
 	                              test_long_document,
 	                              test_blocks_of_batches,

@@ -120,6 +120,31 @@ START_TEST(both_answers_are_cut_alike)
 	o.max_length = 14;
 	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
 	ck_row(d, 0, "0123456abcdefg0123456xy|_______abcdefg_______xy_");
+	ck_assert_int_eq(dataset_cut_examples(d), 1);
+	ck_assert_int_eq(dataset_cut_tokens(d), 9);
+	dataset_close(d);
+}
+END_TEST
+
+/* Not what is cut of the answer to another prompt, which the row has as well. */
+START_TEST(what_is_cut_of_own_answers_is_counted)
+{
+	const char *path = put("a.json", "[{\"instruction\":\"01234\",\"output\":\"abc\",\"label\":true},"
+	                                 "{\"instruction\":\"p\",\"output\":\"0123456789\",\"label\":false},"
+	                                 "{\"instruction\":\"p\",\"output\":\"A\",\"label\":true}]");
+	struct notes notes;
+	struct dataset_options o = options(path, &notes);
+	struct tokenizer tok = {0};
+	struct error err = ERROR_INIT;
+	struct dataset *d;
+
+	o.task = DATASET_LABELS;
+	o.template_name = "empty";
+	o.max_length = 6;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_row(d, 2, "pAp01234|_A_01234_");
+	ck_assert_int_eq(dataset_cut_examples(d), 2);
+	ck_assert_int_eq(dataset_cut_tokens(d), 2 + 5);
 	dataset_close(d);
 }
 END_TEST
@@ -224,9 +249,13 @@ int main(void)
 {
 	Suite *suite = suite_create("dataset, preferences");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {pairs_of_all_formats,       margins_are_read,
-	                              both_answers_are_cut_alike, labels_go_with_the_answer_before,
-	                              what_is_missing_is_named,   a_record_without_an_answer_is_skipped};
+	const TTest *const tests[] = {pairs_of_all_formats,
+	                              margins_are_read,
+	                              both_answers_are_cut_alike,
+	                              what_is_cut_of_own_answers_is_counted,
+	                              labels_go_with_the_answer_before,
+	                              what_is_missing_is_named,
+	                              a_record_without_an_answer_is_skipped};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)

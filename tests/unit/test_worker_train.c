@@ -437,6 +437,41 @@ START_TEST(what_is_held_out_is_counted)
 }
 END_TEST
 
+/* In one line, by one rank, also where the rows are found in the cache. */
+START_TEST(what_is_cut_is_counted)
+{
+	_cleanup_free_ char *cached = NULL, *whole = NULL, *chat = NULL;
+	struct worker_call calls[2];
+
+	worker_config("cut", "data.max_length=8", "data.packing=false", "data.eval_fraction=2",
+	              "data.cache_dir=cache", "resources.devices_per_node=2");
+	worker_run_ranks("cut", calls, 2);
+	ck_assert_msg(calls[0].status == 0 && calls[1].status == 0, "%s%s", calls[0].errors, calls[1].errors);
+	expect_line(calls[0].output,
+	            "cut: 8 of 8 examples are too long for data.max_length (8): the rest of each is "
+	            "left out\n");
+	expect_no_words(calls[1].output, "cut:");
+	worker_release(&calls[0]);
+	worker_release(&calls[1]);
+	cached = worker_train("cut", "data.max_length=8", "data.packing=false", "data.eval_fraction=2",
+	                      "data.cache_dir=cache", "output.overwrite=true");
+	expect_no_words(cached, "tokenizing");
+	expect_line(cached,
+	            "cut: 8 of 8 examples are too long for data.max_length (8): the rest of each is left "
+	            "out\n");
+	whole = worker_train("whole", "data.max_length=8", "output.overwrite=true");
+	expect_no_words(whole, "cut:");
+	worker_file(
+	    "chat.jsonl",
+	    "{\"instruction\":\"1\",\"output\":\"aaaa\"}\n{\"instruction\":\"2\",\"output\":\"b\"}\n");
+	chat = worker_train("chat", "task=sft", "data.path=chat.jsonl", "data.format=alpaca",
+	                    "data.template=empty", "data.packing=false", "data.max_length=4",
+	                    "train.max_steps=1", "output.overwrite=true");
+	expect_line(chat,
+	            "cut: 1 of 2 examples are too long for data.max_length (4): 1 token of them left out\n");
+}
+END_TEST
+
 START_TEST(precisions)
 {
 	_cleanup_free_ char *half = NULL, *eight = NULL, *bf16 = NULL, *small = NULL, *on = NULL;
@@ -509,6 +544,7 @@ int main(void)
 	tcase_add_test(t, fewer_nodes_make_more_micro_steps);
 	tcase_add_test(t, warnings_of_a_run);
 	tcase_add_test(t, what_is_held_out_is_counted);
+	tcase_add_test(t, what_is_cut_is_counted);
 	tcase_add_test(t, weights_have_the_shapes_of_their_model);
 	tcase_add_test(t, precisions);
 	tcase_add_test(t, an_optimizer_state_may_be_offloaded);

@@ -272,12 +272,13 @@ static int emit_pair(const struct encoder *enc, const struct pair *p, bool first
 }
 
 int encoder_conversation(const struct encoder *enc, const struct example *e, struct token_list *ids,
-                         struct token_list *labels, struct error *err)
+                         struct token_list *labels, int64_t *cut, struct error *err)
 {
 	size_t n = e->count / 2;
 	int total = enc->efficient_eos ? 1 : 0, r = 0;
 	struct pair *pairs = calloc(n ? n : 1, sizeof(*pairs));
 
+	*cut = 0;
 	if (!pairs)
 		return error_oom(err);
 	for (size_t i = 0; r == 0 && i < n; i++) {
@@ -297,6 +298,8 @@ int encoder_conversation(const struct encoder *enc, const struct example *e, str
 	for (size_t i = 0; r == 0 && i < n; i++) {
 		bool first = enc->mask_history ? i == n - 1 : i == 0;
 
+		*cut += (int64_t)(pairs[i].source.len + pairs[i].target.len) - pairs[i].source_kept -
+		        pairs[i].target_kept;
 		if (pairs[i].source_kept + pairs[i].target_kept > 0)
 			r = emit_pair(enc, &pairs[i], first, ids, labels) < 0 ? error_oom(err) : 0;
 	}

@@ -30,10 +30,11 @@ struct encoder_options {
 int encoder_init(struct encoder *enc, const struct encoder_options *options, const struct tokenizer *tok,
                  const struct template *template, struct error *err);
 
-/* ids and labels (unshifted, LABEL_IGNORE where no loss counts) of a conversation; both appended to. Errors:
- * -EBADMSG where the example cannot be used (its tools are no JSON, …). */
+/* ids and labels (unshifted, LABEL_IGNORE where no loss counts) of a conversation; both appended to. *cut:
+ * how many of its tokens are not among them, since there are more than the cutoff. Errors: -EBADMSG where the
+ * example cannot be used (its tools are no JSON, …). */
 int encoder_conversation(const struct encoder *enc, const struct example *e, struct token_list *ids,
-                         struct token_list *labels, struct error *err);
+                         struct token_list *labels, int64_t *cut, struct error *err);
 
 /* An example of a preference: everything up to its last answer as the prompt, then that answer and, where
  * `rejected` is not NULL, the rejected one; each appended to its list. Thoughts of earlier answers are left

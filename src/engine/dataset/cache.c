@@ -13,7 +13,7 @@
 #include "base/str.h"
 
 #define CACHE_MAGIC   "DTRNROWS"
-#define CACHE_VERSION 1
+#define CACHE_VERSION 2
 #define CACHE_ORDER   0x01020304u /* reads differently on a machine of the other byte order */
 
 struct cache_header {
@@ -21,8 +21,7 @@ struct cache_header {
 	uint32_t version, order;
 	struct cache_key key;
 	uint64_t size, index; /* of the file; offset of the index */
-	int64_t rows, tokens, examples;
-	int32_t max_row, unused;
+	int64_t rows, examples, cut_examples, cut_tokens;
 	uint64_t checksum; /* of the index, then of the header up to here */
 };
 
@@ -92,12 +91,14 @@ int cache_check(const void *data, size_t len, const struct cache_key *key, struc
 		    rows[i].offset % 4 || rows[i].offset < sizeof(*h) || rows[i].offset > h->index ||
 		    4 * words > h->index - rows[i].offset)
 			return error_set(err, -EBADMSG, "row %lld lies outside of it", (long long)i);
+		out->tokens += rows[i].length;
+		out->max_row = MAX(out->max_row, rows[i].length);
 	}
 	out->rows = rows;
 	out->count = h->rows;
-	out->tokens = h->tokens;
 	out->examples = h->examples;
-	out->max_row = h->max_row;
+	out->cut_examples = h->cut_examples;
+	out->cut_tokens = h->cut_tokens;
 	return 0;
 }
 
@@ -243,8 +244,6 @@ int cache_writer_add(struct cache_writer *w, const int32_t *ids, const int32_t *
 	    fwrite(&length, sizeof(length), 1, w->file) != 1)
 		return error_errno(err, -errno, "cannot write %s", w->path);
 	w->offset += 4 * (2 * (uint64_t)length + documents + 1);
-	w->header.tokens += length;
-	w->header.max_row = MAX(w->header.max_row, length);
 	return 0;
 }
 
@@ -264,6 +263,12 @@ void cache_writer_label(struct cache_writer *w, int32_t label)
 void cache_writer_examples(struct cache_writer *w, int64_t examples)
 {
 	w->header.examples += examples;
+}
+
+void cache_writer_cut(struct cache_writer *w, int64_t tokens)
+{
+	w->header.cut_examples++;
+	w->header.cut_tokens += tokens;
 }
 
 int64_t cache_writer_rows(const struct cache_writer *w)

@@ -32,6 +32,7 @@ struct cache {
 	struct file_map map;
 	const struct cache_row *rows;
 	int64_t count, tokens, examples;
+	int64_t cut_examples, cut_tokens; /* as cache_writer_cut has counted them */
 	int32_t max_row;
 };
 
@@ -57,6 +58,8 @@ int cache_writer_add(struct cache_writer *w, const int32_t *ids, const int32_t *
 void cache_writer_label(struct cache_writer *w, int32_t label);       /* of the row added last */
 void cache_writer_margin(struct cache_writer *w, float margin);       /* likewise, in place of a label */
 void cache_writer_examples(struct cache_writer *w, int64_t examples); /* adds to their count */
+/* An example was cut, by so many tokens; 0: it is not known how many. */
+void cache_writer_cut(struct cache_writer *w, int64_t tokens);
 int64_t cache_writer_rows(const struct cache_writer *w);
 int cache_writer_finish(struct cache_writer *w, struct error *err);
 void cache_writer_free(struct cache_writer *w); /* unfinished: the temporary file goes */

@@ -303,6 +303,16 @@ int64_t dataset_examples(const struct dataset *data)
 	return data->cache.examples;
 }
 
+int64_t dataset_cut_examples(const struct dataset *data)
+{
+	return data->cache.cut_examples;
+}
+
+int64_t dataset_cut_tokens(const struct dataset *data)
+{
+	return data->cache.cut_tokens;
+}
+
 int32_t dataset_max_row(const struct dataset *data)
 {
 	return data->cache.max_row;

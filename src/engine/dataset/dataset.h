@@ -78,6 +78,10 @@ DEFINE_CLEANUP(struct dataset *, dataset_close)
 int64_t dataset_rows(const struct dataset *data);
 int64_t dataset_tokens(const struct dataset *data);
 int64_t dataset_examples(const struct dataset *data); /* before packing */
+/* Examples that are longer than max_length has room for, and how many of their tokens were left out: 0 for
+ * documents, whose rest is not tokenized. */
+int64_t dataset_cut_examples(const struct dataset *data);
+int64_t dataset_cut_tokens(const struct dataset *data);
 int32_t dataset_max_row(const struct dataset *data);  /* longest row */
 const char *dataset_path(const struct dataset *data); /* the file of the rows in the cache */
 uint64_t dataset_digest(const struct dataset *data);  /* of all rows and their order; reads all of them */

@@ -106,8 +106,10 @@ static int encode_document(const struct record_encoder *c, struct encoded_record
 		return r;
 	if (!w->record.more && token_list_add(&w->ids, &c->pretrain_eos, 1) < 0)
 		return error_oom(&w->err);
-	if (!packing && w->ids.len > (size_t)c->options->max_length)
+	if (!packing && w->ids.len > (size_t)c->options->max_length) {
 		w->ids.len = c->options->max_length;
+		w->cut = true;
+	}
 	return 0;
 }
 
@@ -130,6 +132,20 @@ static int add_document(struct encoded_record *w, const struct token_list *answe
 		if (token_list_add(&w->labels, &ignore, 1) < 0)
 			return -ENOMEM;
 	return token_list_add(&w->labels, answer->ids, kept);
+}
+
+static void count_cut(struct encoded_record *w, int64_t tokens)
+{
+	w->cut_tokens += tokens;
+	w->cut = w->cut_tokens > 0;
+}
+
+/* What add_document leaves out. */
+static int64_t document_rest(const struct encoded_record *w, const struct token_list *answer, int prompt_kept,
+                             int answer_kept)
+{
+	return (int64_t)(w->prompt.len - (size_t)prompt_kept + answer->len -
+	                 MIN((size_t)answer_kept, answer->len));
 }
 
 /* The prompt and the answers of a preference; a pair gets its row, too. One cut for both answers, by the
@@ -157,6 +173,8 @@ static int encode_preference(const struct record_encoder *c, struct encoded_reco
 	if (add_document(w, &w->answer, prompt, answer) < 0)
 		return error_oom(&w->err);
 	w->second = w->ids.len;
+	count_cut(w, document_rest(w, &w->answer, prompt, answer) +
+	                 document_rest(w, &w->rejected, prompt, answer));
 	return add_document(w, &w->rejected, prompt, answer) < 0 ? error_oom(&w->err) : 0;
 }
 
@@ -172,7 +190,19 @@ int record_add_other_answer(const struct record_encoder *c, struct encoded_recor
 		w->second = w->ids.len;
 		encoder_budget(w->prompt.len, answers[i]->len, c->conversation.cutoff, &prompt, &answer);
 		r = add_document(w, answers[i], MAX(prompt, 1), MAX(answer, 1));
+		if (i == 0)
+			count_cut(w, document_rest(w, answers[i], MAX(prompt, 1), MAX(answer, 1)));
 	}
+	return r;
+}
+
+static int encode_conversation(const struct record_encoder *c, struct encoded_record *w,
+                               const struct example *e)
+{
+	int64_t cut = 0;
+	int r = encoder_conversation(&c->conversation, e, &w->ids, &w->labels, &cut, &w->err);
+
+	count_cut(w, cut);
 	return r;
 }
 
@@ -182,14 +212,15 @@ void record_encode(const struct record_encoder *c, struct encoded_record *w)
 	char where[512];
 
 	w->ids.len = w->labels.len = w->prompt.len = w->answer.len = w->rejected.len = 0;
+	w->cut = false;
+	w->cut_tokens = 0;
 	snprintf(where, sizeof(where), "%s:%lld", records_where(w->file), (long long)w->record.line);
 	w->result =
 	    example_convert(w->source, c->options->task, w->record.data, w->record.len, where, &e, &w->err);
 	if (w->result == 0) {
 		w->result = c->options->task == DATASET_PRETRAIN ? encode_document(c, w, &e)
-		            : record_encoder_prefers(c)
-		                ? encode_preference(c, w, &e)
-		                : encoder_conversation(&c->conversation, &e, &w->ids, &w->labels, &w->err);
+		            : record_encoder_prefers(c)          ? encode_preference(c, w, &e)
+		                                                 : encode_conversation(c, w, &e);
 		if (w->result < 0)
 			error_prefix(&w->err, "%s", where);
 	}

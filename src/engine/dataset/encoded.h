@@ -19,8 +19,10 @@ struct encoded_record {
 	struct token_list prompt, answer, rejected;
 	bool desirable;
 	float margin;
-	int32_t second; /* where the second document begins */
-	int result;     /* 0, or the negative errno of err */
+	int32_t second;     /* where the second document begins */
+	bool cut;           /* the example is longer than a row has room for */
+	int64_t cut_tokens; /* so many of its own tokens are not in the row; 0: not known */
+	int result;         /* 0, or the negative errno of err */
 	struct error err;
 };
 

@@ -149,7 +149,12 @@ int rows_write(const struct record_encoder *c, struct cache_writer *out, struct 
 	for (size_t i = 0; i < count; i++)
 		cache_writer_examples(out, !items[i]->record.more);
 	if (record_encoder_prefers(c))
-		return write_preferences(c, out, items, count, err);
+		r = write_preferences(c, out, items, count, err);
+	for (size_t i = 0; i < count; i++)
+		if (items[i]->cut)
+			cache_writer_cut(out, items[i]->cut_tokens);
+	if (r < 0 || record_encoder_prefers(c))
+		return r;
 	if (c->options->packing)
 		return pretrain ? write_blocks(c, out, rest, items, count, last, err)
 		                : write_packed(c, out, items, count, err);
