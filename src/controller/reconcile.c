@@ -77,7 +77,7 @@ static bool may_be_unsent(const struct run *r, const struct run_part *part)
 		return false;
 	if (r->state == RUN_STARTING || r->requeue)
 		return true;
-	for (size_t i = 0; i < r->rank_count; i++)
+	for (size_t i = part->first_rank; i < part->end_rank; i++)
 		if (r->ranks[i].pid > 0 && str_eq_host(r->ranks[i].node, part->node))
 			return false;
 	return r->state == RUN_STOPPING;
