@@ -168,7 +168,7 @@ static void free_lost(struct run_lost *lost)
 	free(lost->record.boot);
 }
 
-struct run_lost *run_add_lost(struct run *r, const struct run_part *part)
+struct run_lost *run_add_lost(struct run *r, struct run_part *part)
 {
 	struct run_lost *list = reallocarray(r->lost, r->lost_count + 1, sizeof(*list)), *lost;
 
@@ -184,6 +184,7 @@ struct run_lost *run_add_lost(struct run *r, const struct run_part *part)
 		return NULL;
 	}
 	r->lost_count++;
+	part->lost = true;
 	r->dirty = true;
 	return lost;
 }
@@ -196,16 +197,16 @@ struct run_lost *run_find_lost(const struct run *r, const char *node, int64_t at
 	return NULL;
 }
 
-bool run_remove_lost(struct run *r, const char *node, int64_t attempt)
+void run_remove_lost(struct run *r, struct run_lost *lost)
 {
-	struct run_lost *lost = run_find_lost(r, node, attempt);
+	struct run_part *part =
+	    lost->record.attempt == r->attempt ? run_part_find(r, lost->record.node) : NULL;
 
-	if (!lost)
-		return false;
+	if (part)
+		part->lost = false;
 	free_lost(lost);
 	*lost = r->lost[--r->lost_count];
 	r->dirty = true;
-	return true;
 }
 
 void run_clear_lost(struct run *r)

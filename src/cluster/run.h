@@ -38,6 +38,7 @@ struct run_part {
 	bool acknowledged; /* the node has taken the start */
 	bool answered;     /* the same, as its answer to the start says: `sequence` is known */
 	bool running, ended;
+	bool lost;                   /* there is a run_lost of it */
 	size_t first_rank, end_rank; /* its ranks are among these, and nearly always they are these */
 	char *trouble;      /* why the part failed as a whole: "node n2 was shut down"; NULL: nothing did */
 	double trouble_at;  /* Unix seconds, of the controller's clock */
@@ -189,9 +190,11 @@ int run_under_way(const struct run *r, json_t **out);
 int run_set_under_way(struct run *r, const json_t *under_way, struct error *err);
 void run_clear_parts(struct run *r);
 /* The part may go on somewhere. Valid until the next one is added or removed; NULL: out of memory. */
-struct run_lost *run_add_lost(struct run *r, const struct run_part *part);
+struct run_lost *run_add_lost(struct run *r, struct run_part *part);
+/* Goes through all of them; of a part of the newest attempt, part->lost says whether there is one. */
 struct run_lost *run_find_lost(const struct run *r, const char *node, int64_t attempt);
-bool run_remove_lost(struct run *r, const char *node, int64_t attempt); /* false: there is none */
+/* One of the list. Those before it stay where they are. */
+void run_remove_lost(struct run *r, struct run_lost *lost);
 void run_clear_lost(struct run *r);
 /* spares.c */
 void run_clear_spares(struct run *r);

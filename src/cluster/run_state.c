@@ -64,6 +64,12 @@ int run_recover(struct run *r, double now, struct error *err)
 {
 	int code = add_parts_of_ranks(r, err);
 
+	for (size_t i = 0; i < r->lost_count; i++) {
+		struct run_part *part = run_part_find(r, r->lost[i].record.node);
+
+		if (part && r->lost[i].record.attempt == r->attempt)
+			part->lost = true;
+	}
 	r->recovered = now;
 	if (code == 0)
 		r->nodes = (int64_t)r->part_count;

@@ -53,8 +53,7 @@ int64_t run_spare_slots(const struct run *r)
 
 static bool is_in_order(const struct run *r, const struct run_part *part)
 {
-	return !part->trouble && !str_eq_host(part->node, r->device_node) &&
-	       !run_find_lost(r, part->node, r->attempt);
+	return !part->trouble && !str_eq_host(part->node, r->device_node) && !part->lost;
 }
 
 bool run_has_replacements(const struct run *r)

@@ -113,7 +113,7 @@ int schedule_pass_check(struct controller *c, const struct run *r, struct error 
 
 /* lost.c: parts of which it is not known whether they have ended. */
 /* unanswered: the start was sent, and no answer came. */
-void lost_add(struct controller *c, struct run *r, const struct run_part *part, bool unanswered);
+void lost_add(struct controller *c, struct run *r, struct run_part *part, bool unanswered);
 void lost_recover(struct controller *c, struct run *r); /* which comes out of the store */
 /* Whether a part of the run is lost; *next: when to ask again, unless an earlier time is there. */
 bool lost_hold(struct controller *c, struct run *r, double *next);

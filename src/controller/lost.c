@@ -32,12 +32,11 @@ struct ask_call {
 	char node[];
 };
 
-static void settle(struct controller *c, struct run *r, const char *node, int64_t attempt, const char *why)
+static void settle(struct controller *c, struct run *r, struct run_lost *lost, const char *why)
 {
-	if (!run_remove_lost(r, node, attempt))
-		return;
-	log_info("run %lld: attempt %lld on node %s has ended: %s", (long long)r->id, (long long)attempt,
-	         node, why);
+	log_info("run %lld: attempt %lld on node %s has ended: %s", (long long)r->id,
+	         (long long)lost->record.attempt, lost->record.node, why);
+	run_remove_lost(r, lost);
 	c->reschedule = true; /* it begins, or its reason names the part that it still waits for */
 	controller_touch(c);
 }
@@ -96,12 +95,12 @@ static double lease_end(const struct controller *c, const struct member *m, doub
 	return granted + MAX(longest, c->options.lease) + CLOCK_SLACK;
 }
 
-void lost_add(struct controller *c, struct run *r, const struct run_part *part, bool unanswered)
+void lost_add(struct controller *c, struct run *r, struct run_part *part, bool unanswered)
 {
 	const struct member *m = members_find(c->members, part->node);
 	struct run_lost *lost;
 
-	if (run_find_lost(r, part->node, r->attempt))
+	if (part->lost)
 		return;
 	lost = run_add_lost(r, part);
 	if (!lost) {
@@ -150,12 +149,9 @@ bool lost_hold(struct controller *c, struct run *r, double *next)
 	for (size_t i = r->lost_count; i-- > 0;) {
 		struct run_lost *lost = &r->lost[i];
 
-		if (lost->until > 0 && lost->until <= now) {
-			_cleanup_free_ char *node = strdup(lost->record.node);
-
-			if (node)
-				settle(c, r, node, lost->record.attempt, "its lease has run out");
-		} else if (lost->until > 0)
+		if (lost->until > 0 && lost->until <= now)
+			settle(c, r, lost, "its lease has run out");
+		else if (lost->until > 0)
 			*next = *next > 0 ? MIN(*next, lost->until) : lost->until;
 	}
 	return r->lost_count > 0;
@@ -187,7 +183,7 @@ static void check(struct controller *c, struct run *r, struct run_lost *lost, co
 	if (!lost->confirmed && !lost->asked)
 		ask(c, r, lost);
 	else if (!there && lost->confirmed && is_newer(lost, m))
-		settle(c, r, m->name, lost->record.attempt,
+		settle(c, r, lost,
 		       restarted ? "the machine was restarted" : "the node does not have it any more");
 }
 
@@ -203,8 +199,11 @@ void lost_check(struct controller *c, const struct member *m, const struct heart
 
 void lost_report(struct controller *c, struct run *r, const struct report *report)
 {
-	if (report->state == ATTEMPT_ENDED)
-		settle(c, r, report->node, report->attempt, "the node reports its end");
+	struct run_lost *lost =
+	    report->state == ATTEMPT_ENDED ? run_find_lost(r, report->node, report->attempt) : NULL;
+
+	if (lost)
+		settle(c, r, lost, "the node reports its end");
 }
 
 int controller_fence(struct controller *c, const char *name, int64_t *count)
@@ -219,12 +218,10 @@ int controller_fence(struct controller *c, const char *name, int64_t *count)
 		struct run *r = c->queue.placed[i];
 
 		for (size_t k = r->lost_count; k-- > 0;) {
-			_cleanup_free_ char *node = strdup(r->lost[k].record.node);
-
-			if (!node || !str_eq_host(node, name))
+			if (!str_eq_host(r->lost[k].record.node, name))
 				continue;
 			known = true;
-			settle(c, r, node, r->lost[k].record.attempt, "an administrator has fenced the node");
+			settle(c, r, &r->lost[k], "an administrator has fenced the node");
 			(*count)++;
 		}
 	}

@@ -51,7 +51,7 @@ static void reconcile(struct controller *c, const char *node, const struct repor
 	}
 	if (r)
 		lost_report(c, r, report);
-	if (part && report->attempt == r->attempt && !run_find_lost(r, node, report->attempt)) {
+	if (part && report->attempt == r->attempt && !part->lost) {
 		controller_report(c, report);
 		r = queue_find(&c->queue, report->run);
 		part = r ? run_part_find(r, node) : NULL;

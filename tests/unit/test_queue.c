@@ -143,7 +143,7 @@ START_TEST(runs_are_found_by_node)
 	run_free(queue_take(&q, 7));
 	ck_assert_str_eq(runs_on(&q, "n1"), "1 3 ");
 	ck_assert_str_eq(runs_on(&q, "n3"), "3 ");
-	ck_assert(run_remove_lost(queue_find(&q, 3), "n1", 1));
+	run_remove_lost(queue_find(&q, 3), &queue_find(&q, 3)->lost[0]);
 	run_clear_parts(queue_find(&q, 1));
 	ck_assert_str_eq(runs_on(&q, "n1"), "");
 	run_clear_parts(queue_find(&q, 4));

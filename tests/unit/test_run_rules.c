@@ -517,17 +517,40 @@ START_TEST(lost_parts_are_found_and_removed_by_attempt)
 	ck_assert_ptr_nonnull(run_find_lost(r, "n2", 1));
 	ck_assert_ptr_null(run_find_lost(r, "n2", 2));
 	ck_assert_ptr_null(run_find_lost(r, "n3", 1));
+	ck_assert(r->parts[0].lost && r->parts[1].lost);
 	r->dirty = false;
-	ck_assert(!run_remove_lost(r, "n3", 1));
-	ck_assert(!run_remove_lost(r, "n1", 2));
-	ck_assert(!r->dirty);
-	ck_assert(run_remove_lost(r, "n1", 1));
+	run_remove_lost(r, run_find_lost(r, "n1", 1));
 	ck_assert(r->dirty);
 	ck_assert_uint_eq(r->lost_count, 1);
 	ck_assert_str_eq(r->lost[0].record.node, "n2");
-	ck_assert(!run_remove_lost(r, "n1", 1));
-	ck_assert(run_remove_lost(r, "n2", 1));
+	ck_assert(!r->parts[0].lost && r->parts[1].lost);
+	ck_assert_ptr_null(run_find_lost(r, "n1", 1));
+	/* That of an earlier attempt says nothing of this one's part. */
+	r->attempt = 2;
+	run_remove_lost(r, run_find_lost(r, "n2", 1));
+	ck_assert(r->parts[1].lost);
 	ck_assert_uint_eq(r->lost_count, 0);
+}
+END_TEST
+
+/* Only lost parts of the attempt itself are those of its parts. */
+START_TEST(lost_parts_come_back)
+{
+	_cleanup_(run_freep) struct run *r = fixture_run(2, 1);
+	_cleanup_json_ json_t *json = NULL;
+	struct error err = ERROR_INIT;
+
+	fixture_place(r);
+	ck_assert_ptr_nonnull(run_add_lost(r, &r->parts[0]));
+	r->attempt = 2;
+	ck_assert_ptr_nonnull(run_add_lost(r, &r->parts[1]));
+	ck_assert_int_eq(run_under_way(r, &json), 0);
+	run_clear_parts(r);
+	run_clear_lost(r);
+	ck_ok(run_set_under_way(r, json, &err), &err);
+	ck_ok(run_recover(r, 160, &err), &err);
+	ck_assert_uint_eq(r->lost_count, 2);
+	ck_assert(!run_part_find(r, "n1")->lost && run_part_find(r, "n2")->lost);
 }
 END_TEST
 
@@ -718,6 +741,7 @@ int main(void)
 	tcase_add_test(tc, ranks_are_closed_with_their_attempt);
 	tcase_add_test(tc, what_there_is_of_an_attempt_is_kept);
 	tcase_add_test(tc, lost_parts_are_found_and_removed_by_attempt);
+	tcase_add_test(tc, lost_parts_come_back);
 	tcase_add_test(tc, a_run_without_a_node_does_not_come_back);
 	tcase_add_loop_test(tc, an_attempt_goes_on_as_in_the_simplest_way, 0, 4);
 	suite_add_tcase(s, tc);
