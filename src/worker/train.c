@@ -10,10 +10,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/hash.h"
-#include "base/json.h"
 #include "base/str.h"
-#include "engine/chat/jinja.h"
 #include "engine/checkpoint/algorithms.h"
 #include "engine/checkpoint/elsewhere.h"
 #include "engine/checkpoint/hf.h"
@@ -52,28 +49,6 @@ static void training_free(struct training *t)
 
 /* ---- preparation ---- */
 
-static void print_progress(void *context, const char *what, int64_t done, int64_t total)
-{
-	struct training *t = context;
-	double now = clock_monotonic();
-	char part[32], all[32];
-
-	if (!training_first_rank(t) || now - t->printed_at < 5)
-		return;
-	t->printed_at = now;
-	if (total > 0)
-		printf("%s: %s of %s read\n", what, str_bytes(part, sizeof(part), done),
-		       str_bytes(all, sizeof(all), total));
-	else
-		printf("%s\n", what);
-}
-
-static void print_warning(void *context, const char *message)
-{
-	if (training_first_rank(context))
-		printf("warning: %s\n", message);
-}
-
 static void print_line(void *none, const char *message)
 {
 	puts(message);
@@ -99,190 +74,6 @@ static int open_device(struct training *t, struct error *err)
 		return r;
 	printf("rank %d of %d on %s\n", t->env->rank, t->env->world_size, device_describe(t->dev));
 	return 0;
-}
-
-/* A document that is longer than the model has seen is no error, but is reported. */
-static void warn_of_length(const struct training *t)
-{
-	if (training_first_rank(t) && t->c->data.max_length > t->model.max_positions)
-		printf("warning: data.max_length is %" PRId64
-		       ", but the model's max_position_embeddings is %" PRId64 "\n",
-		       t->c->data.max_length, t->model.max_positions);
-}
-
-/* transformers trains with it. */
-static void warn_of_dropout(const struct training *t)
-{
-	if (training_first_rank(t) && t->model.dropout > 0)
-		printf("warning: the dropout of %g in %s is not applied: only lora.dropout is\n",
-		       t->model.dropout, t->config);
-}
-
-/* "the tokenized data of a.json and 2 others" */
-static void name_data(struct training *t)
-{
-	char *const *names = t->c->data.path ? t->c->data.path : t->c->data.dataset;
-	char others[48] = "";
-	int64_t n = 0;
-
-	while (names && names[n])
-		n++;
-	if (n > 1)
-		snprintf(others, sizeof(others), " and %" PRId64 " other%s", n - 1, n > 2 ? "s" : "");
-	snprintf(t->data_name, sizeof(t->data_name), "the tokenized data%s%.140s%s", n ? " of " : "",
-	         n ? names[0] : "", others);
-}
-
-/* The token that transformers takes for padding, behind which a reward model does not read: that of the
- * model's config.json, or the one that is saved there where it names none. */
-static int32_t padding(const struct training *t)
-{
-	return t->model.pad >= 0            ? t->model.pad
-	       : tokenizer_pad(t->tok) >= 0 ? tokenizer_pad(t->tok)
-	                                    : tokenizer_eos(t->tok);
-}
-
-/* The config.json of a base stays as it is when an adapter is saved. */
-static void warn_of_padding(const struct training *t)
-{
-	if (training_first_rank(t) && t->model.scores && t->model.pad < 0 &&
-	    t->options.tuning.kind == TUNE_LORA)
-		printf("warning: %s has no pad_token_id, and an adapter saves none: set model.config."
-		       "pad_token_id = %d where transformers loads this adapter with its base\n",
-		       t->config, t->options.preference.pad);
-}
-
-/* Each rank reads the model's config, the tokenizer and the data where it runs. */
-static void digest_inputs(struct training *t)
-{
-	int32_t special[] = {tokenizer_bos(t->tok), tokenizer_eos(t->tok), tokenizer_pad(t->tok)};
-	struct agreement_item *in = t->inputs;
-
-	/* Of what was read, not of the file, because other releases of transformers write other keys as
-	 * well. */
-	in[INPUT_CONFIG] =
-	    (struct agreement_item){"the model's configuration", t->config, model_config_digest(&t->model)};
-	in[INPUT_TOKENIZER] = (struct agreement_item){
-	    "the tokenizer", t->tokenizer, hash_bytes(special, sizeof(special), tokenizer_hash(t->tok))};
-	in[INPUT_PADDING] = (struct agreement_item){
-	    "pad_token_id", t->config, (uint64_t)(t->model.scores ? t->options.preference.pad : -1)};
-	in[INPUT_DATA] =
-	    (struct agreement_item){t->data_name, dataset_path(t->data), dataset_digest(t->data)};
-	in[INPUT_EVAL] = (struct agreement_item){t->data_name, "", 0};
-	if (t->eval)
-		in[INPUT_EVAL] =
-		    (struct agreement_item){t->data_name, dataset_path(t->eval), dataset_digest(t->eval)};
-}
-
-/* What data.max_length has left out of the examples of both splits. */
-static void print_cut(const struct training *t, int64_t examples)
-{
-	int64_t cut = dataset_cut_examples(t->data), rest = dataset_cut_tokens(t->data);
-	char tokens[48];
-
-	if (t->eval) {
-		cut += dataset_cut_examples(t->eval);
-		rest += dataset_cut_tokens(t->eval);
-	}
-	if (cut == 0)
-		return;
-	printf("cut: %" PRId64 " of %" PRId64 " examples are too long for data.max_length (%" PRId64 "): ",
-	       cut, examples, t->c->data.max_length);
-	if (rest > 0)
-		printf("%s of them left out\n", str_count(tokens, sizeof(tokens), rest, "token"));
-	else
-		puts("the rest of each is left out");
-}
-
-static void print_data(const struct training *t)
-{
-	double fraction = t->c->data.eval_fraction;
-	int64_t trained = dataset_examples(t->data), held_out = t->eval ? dataset_examples(t->eval) : 0;
-	char examples[48], rows[48], tokens[48], part[32] = "";
-
-	printf("data: %s in %s, %s\n", str_count(examples, sizeof(examples), trained, "example"),
-	       str_count(rows, sizeof(rows), dataset_rows(t->data), "row"),
-	       str_count(tokens, sizeof(tokens), dataset_tokens(t->data), "token"));
-	print_cut(t, trained + held_out);
-	if (fraction > 0 && fraction <= 1)
-		snprintf(part, sizeof(part), "%g%% ", fraction * 100);
-	if (t->eval)
-		printf("%sheld out for evaluation: %" PRId64 " of %s\n", part, held_out,
-		       str_count(examples, sizeof(examples), trained + held_out, "example"));
-	else if (fraction > 0)
-		printf("warning: what data.eval_fraction holds out makes no row: nothing is evaluated\n");
-}
-
-/* Answers of one kind alone move all probabilities one way. */
-static void warn_of_labels(const struct training *t)
-{
-	int64_t kinds[2] = {0};
-
-	for (int64_t i = 0; i < dataset_rows(t->data); i++) {
-		struct dataset_row row;
-
-		dataset_row(t->data, i, &row);
-		kinds[row.label == 1]++;
-	}
-	if (kinds[0] == 0 || kinds[1] == 0)
-		printf("warning: the label of each example is %s; kto learns from answers of both kinds\n",
-		       kinds[1] ? "true" : "false");
-}
-
-/* Only conversations have one. The tokenizer that is saved gets it, too. */
-static int choose_template(struct training *t, struct error *err)
-{
-	_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
-	const struct jinja_options how = {.efficient_eos = t->c->data.efficient_eos,
-	                                  .without_thoughts =
-	                                      t->c->data.mask_history || run_task_prefers(t->c->task)};
-	int r;
-
-	if (t->c->task == RUN_PRETRAIN)
-		return 0;
-	r = template_choose(t->c->data.template_, t->tok, &choice, err);
-	if (r < 0)
-		return r;
-	if (training_first_rank(t))
-		printf("template: %s (%s)\n", choice.template.name, choice.reason);
-	if (t->c->task != RUN_REWARD && (r = template_stops(t->tok, &choice.template, &t->stops, err)) < 0)
-		return r;
-	return jinja_for_training(&choice, t->tok, t->c->data.system, &how, &t->chat_template, err);
-}
-
-static int open_data(struct training *t, struct error *err)
-{
-	const char *tokenizer = t->tokenizer;
-	_cleanup_free_ char *cache = NULL;
-	struct dataset_options o;
-	int r;
-
-	cache =
-	    t->c->data.cache_dir ? strdup(t->c->data.cache_dir) : str_path_join(t->c->output.dir, "cache");
-	if (!cache)
-		return error_oom(err);
-	if ((r = tokenizer_load(tokenizer, &t->tok, err)) < 0 ||
-	    (r = tokenizer_limit(t->tok, tokenizer, t->model.vocab, err)) < 0 ||
-	    (r = choose_template(t, err)) < 0)
-		return r;
-	warn_of_length(t);
-	warn_of_dropout(t);
-	t->options.preference.pad = padding(t);
-	warn_of_padding(t);
-	options_dataset(t->c, cache, &o);
-	o.progress = print_progress;
-	o.warn = print_warning;
-	o.progress_context = o.warn_context = t;
-	r = dataset_open(&o, t->tok, &t->data, &t->eval, err);
-	if (r == 0 && training_first_rank(t))
-		print_data(t);
-	if (r == 0 && training_first_rank(t) && t->c->task == RUN_KTO)
-		warn_of_labels(t);
-	if (r == 0 && t->env->world_size > 1) {
-		name_data(t);
-		digest_inputs(t);
-	}
-	return r;
 }
 
 static int connect_ranks(struct training *t, struct error *err)
@@ -662,7 +453,7 @@ static int train(struct training *t, struct error *err)
 
 	if ((r = read_options(t, err)) < 0 || (r = open_saver(t, err)) < 0 ||
 	    (r = read_model_config(t, err)) < 0 || (r = open_device(t, err)) < 0 ||
-	    (r = open_data(t, err)) < 0 || (r = connect_ranks(t, err)) < 0 ||
+	    (r = training_open_data(t, err)) < 0 || (r = connect_ranks(t, err)) < 0 ||
 	    (r = check_inputs(t, err)) < 0 || (r = saver_find(t->saver, t->dev, t->comm, err)) < 0 ||
 	    (r = choose_precision(t, err)) < 0 || (r = choose_strategy(t, err)) < 0 ||
 	    (r = make_trainer(t, err)) < 0 || (r = training_start_weights(t, err)) < 0)

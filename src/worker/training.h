@@ -59,6 +59,9 @@ static inline bool training_first_rank(const struct training *t)
 	return t->env->rank == 0;
 }
 
+/* data.c: opens tokenizer, template and data, and digests what the ranks have to agree on. */
+int training_open_data(struct training *t, struct error *err);
+
 /* start.c: with the trainer made, weights, optimizer and position are those of the checkpoint that the saver
  * has found, or those that the run begins with. Every rank calls it. */
 int training_start_weights(struct training *t, struct error *err);
