@@ -34,7 +34,7 @@ static size_t ring_buffers(const struct shard_ring *ring, struct comm_buffer *ou
 	return n;
 }
 
-static bool replace_weights(const struct shard *s)
+static bool any_in_place(const struct shard *s)
 {
 	for (int i = 0; i < s->units; i++)
 		if (s->unit[i].in_place)
@@ -66,7 +66,7 @@ static size_t list_buffers(const struct shard *s, bool gradients, struct comm_bu
 	if (gradients && s->gradients_end > s->gradients_from)
 		out[n++] = (struct comm_buffer){s->gradients_span, s->gradients_end - s->gradients_from};
 	for (int i = 0; i < SHARD_RINGS; i++) {
-		if (!gradients || replace_weights(s))
+		if (!gradients || any_in_place(s))
 			n += ring_buffers(&s->weights[i], out + n);
 		if (!gradients)
 			continue;

@@ -140,7 +140,27 @@ static void look_ahead(struct shard *s, struct shard_window *w, int unit, enum m
 	}
 }
 
-int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *err)
+/* The gradients of a unit come to the slot of its weights. */
+static int replace_weights(struct shard *s, int unit, struct error *err)
+{
+	struct shard_unit *u = &s->unit[unit];
+	struct shard_slot *slot = slot_of(s, unit);
+	/* What the micro-step before has left in another slot. */
+	int r = shard_finish_gradients(s, unit, err);
+
+	/* The gradient of an embedding needs no weights. */
+	if (r == 0 && !slot)
+		slot = free_slot(s, &s->weights[u->weights_ring], &(struct shard_window){.n = 0});
+	if (r == 0 && !slot)
+		return error_set(err, -EINVAL, "no slot for the gradients of unit %d", unit);
+	if (r < 0)
+		return r;
+	slot->gradients = unit;
+	u->gradients = slot->memory;
+	return 0;
+}
+
+static int need_weights(struct shard *s, int unit, enum model_phase phase, struct error *err)
 {
 	struct shard_window w = {{unit}, 1};
 	struct shard_unit *u = &s->unit[unit];
@@ -168,6 +188,14 @@ int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *
 	return ticket ? comm_wait(s->gather, ticket, err) : 0;
 }
 
+int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *err)
+{
+	int r = need_weights(s, unit, phase, err);
+
+	return r == 0 && phase == MODEL_BACKWARD && s->unit[unit].in_place ? replace_weights(s, unit, err)
+	                                                                   : r;
+}
+
 void shard_done(struct shard *s, int unit, enum model_phase phase)
 {
 	struct shard_slot *slot = s->unit[unit].whole_weights ? NULL : slot_of(s, unit);
@@ -177,21 +205,6 @@ void shard_done(struct shard *s, int unit, enum model_phase phase)
 	/* Its gradients have replaced them. */
 	if (slot && slot->gradients == unit)
 		leave_slot(s, slot);
-}
-
-int shard_replace_weights(struct shard *s, int unit, struct error *err)
-{
-	struct shard_unit *u = &s->unit[unit];
-	struct shard_slot *slot = slot_of(s, unit);
-
-	/* The gradient of an embedding needs no weights. */
-	if (!slot)
-		slot = free_slot(s, &s->weights[u->weights_ring], &(struct shard_window){.n = 0});
-	if (!slot)
-		return error_set(err, -EINVAL, "no slot for the gradients of unit %d", unit);
-	slot->gradients = unit;
-	u->gradients = slot->memory;
-	return 0;
 }
 
 /* ---- new weights ---- */

@@ -193,15 +193,12 @@ int shard_need_gradients(struct shard *s, int unit, struct error *err)
 	void *memory;
 	int before, r;
 
-	if (!u->in_slot || u->frozen)
+	if (!u->in_slot || u->in_place || u->frozen)
 		return 0;
-	before = u->in_place ? -1 : ring->slot[ring->next].unit;
+	before = ring->slot[ring->next].unit;
 	/* What the micro-step before has left in another slot. */
-	if ((r = finish(s, unit, err)) < 0)
-		return r;
-	if (u->in_place)
-		return shard_replace_weights(s, unit, err);
-	if ((r = next_slot(s, ring, unit, &memory, err)) < 0 || (r = clear_place(s, ring, unit, err)) < 0)
+	if ((r = finish(s, unit, err)) < 0 || (r = next_slot(s, ring, unit, &memory, err)) < 0 ||
+	    (r = clear_place(s, ring, unit, err)) < 0)
 		return r;
 	u->gradients = u->gradients_memory ? u->gradients_memory : memory;
 	return s->o.offload == SHARD_OFFLOAD_ALL ? bring_own(s, unit, before, err) : 0;

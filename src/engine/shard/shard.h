@@ -273,9 +273,7 @@ int shard_need(struct shard *s, int unit, enum model_phase phase, struct error *
 void shard_done(struct shard *s, int unit, enum model_phase phase);
 /* Called by the same hook in the backward pass: afterwards unit->gradients may be written. */
 int shard_need_gradients(struct shard *s, int unit, struct error *err);
-/* Between the two: a place for the gradients of a unit in a slot of weights (in_place); and the end of their
- * sum, where it is under way: that place is free then. */
-int shard_replace_weights(struct shard *s, int unit, struct error *err);
+/* The sum of a unit's gradients, where it is under way, has ended: their place is free. */
 int shard_finish_gradients(struct shard *s, int unit, struct error *err);
 /* Called by it in a forward pass: afterwards that may write up to where it needs the next unit. */
 int shard_clear_gradients(struct shard *s, int unit, struct error *err);
