@@ -348,6 +348,8 @@ OPERATION(dropout,
            enum dtype type, int64_t n),
           (dev, d, y, accumulate, x, type, n), 0, (accumulate ? 3.0 : 2.0) * (double)n * size_of(type),
           "dropout")
+OPERATION(add_noise, (struct device * dev, const struct device_noise *d, void *y, enum dtype type, int64_t n),
+          (dev, d, y, type, n), 0, 2.0 * (double)n * size_of(type), "noise")
 OPERATION(row_norms,
           (struct device * dev, const struct device_row_norms *n, float *norm, const void *w, const void *b,
            const void *a),
@@ -382,6 +384,12 @@ OPERATION(capped_cross_entropy,
            int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss, bool backward),
           (dev, cap, logits, type, targets, rows, vocab, scale, row_scale, loss, backward), 0,
           (backward ? 3.0 : 1.0) * (double)rows * (double)vocab * size_of(type), "capped cross-entropy")
+OPERATION(variant_cross_entropy,
+          (struct device * dev, const struct device_loss *d, void *logits, enum dtype type,
+           const int32_t *targets, int64_t rows, int64_t vocab, float scale, const float *row_scale,
+           float *loss, bool backward),
+          (dev, d, logits, type, targets, rows, vocab, scale, row_scale, loss, backward), 0,
+          (backward ? 3.0 : 1.0) * (double)rows * (double)vocab * size_of(type), "variant cross-entropy")
 OPERATION(cross_entropy,
           (struct device * dev, void *logits, enum dtype type, const int32_t *targets, int64_t rows,
            int64_t vocab, float scale, const float *row_scale, float *loss, bool backward),

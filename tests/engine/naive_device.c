@@ -483,6 +483,19 @@ void device_dropout(struct device *dev, const struct device_dropout *d, void *y,
 	}
 }
 
+void device_add_noise(struct device *dev, const struct device_noise *d, void *y, enum dtype type, int64_t n)
+{
+	struct rounding_key key = noise_key(d->seed, d->number);
+
+	for (int64_t i = 0; i < n; i++) {
+		uint64_t index = (uint64_t)(d->first + i);
+		uint32_t bits = (uint32_t)index;
+
+		ROUNDING_BITS(bits, (uint32_t)(index >> 32), key);
+		((float *)y)[i] += d->magnitude * (float)NOISE_STEPS((int)bits) / 65536;
+	}
+}
+
 void device_row_norms(struct device *dev, const struct device_row_norms *n, float *norm, const void *w,
                       const void *b, const void *a)
 {
@@ -620,6 +633,35 @@ void device_capped_cross_entropy(struct device *dev, float cap, void *logits, en
 
 			x[i] = targets[t] < 0 ? 0 : (float)(p * factor * (1 - h * h));
 		}
+	}
+}
+
+void device_variant_cross_entropy(struct device *dev, const struct device_loss *d, void *logits,
+                                  enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab,
+                                  float scale, const float *row_scale, float *loss, bool backward)
+{
+	for (int64_t t = 0; t < rows; t++) {
+		float *x = (float *)logits + t * vocab;
+		double sum = 0, weight, even = (double)d->smoothing / (double)vocab, total = 0;
+
+		for (int64_t i = 0; i < vocab && d->cap > 0; i++)
+			sum += exp(d->cap * tanh(x[i] / (double)d->cap));
+		for (int64_t i = 0; i < vocab && d->cap == 0; i++)
+			sum += exp(x[i]);
+		weight = targets[t] < 0 ? 0 : d->by_probability ? exp(x[targets[t]]) / sum : 1;
+		if (d->by_probability && d->cap > 0 && targets[t] >= 0)
+			weight = exp(d->cap * tanh(x[targets[t]] / (double)d->cap)) / sum;
+		for (int64_t i = 0; i < vocab; i++) {
+			double h = d->cap > 0 ? tanh(x[i] / (double)d->cap) : 0;
+			double y = d->cap > 0 ? d->cap * h : x[i];
+			double share = even + (i == targets[t] ? 1 - (double)d->smoothing : 0);
+
+			total -= weight * share * (y - log(sum));
+			if (backward)
+				x[i] = (float)(weight * scale * (row_scale ? row_scale[t] : 1) *
+				               (exp(y) / sum - share) * (1 - h * h));
+		}
+		loss[t] = (float)total;
 	}
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What adapters add to the products: dropout, the norms of rows, and scaled columns. */
+/* What adapters add to the products: dropout, the norms of rows, and scaled columns. And noise. */
 #include "test_device_each.h"
 
 static const int64_t lengths[] = {1, 15, 64, 1000, 40003};
@@ -89,6 +89,75 @@ START_TEST(masks_are_their_own)
 			free(other);
 		}
 		free(first);
+	}
+}
+END_TEST
+
+/* Moments and bounds are those of a uniform distribution; the same call has the same noise, another seed or
+ * number has its own. What is added is a function of the place, in whatever pieces. */
+START_TEST(noise_is_uniform)
+{
+	static const struct device_noise same = {0.5f, 7, 3, 0};
+	enum { N = 40003, PIECE = 1001 };
+
+	FOR_ALL
+	{
+		double *zeros = calloc(N, sizeof(*zeros)), *x = test_values(N, 1), *noise, *again, *narrow;
+		double sum = 0, squares = 0, least = 0, most = 0;
+		void *b0 = test_buffer(dev, zeros, N, DTYPE_F32), *b1 = test_buffer(dev, zeros, N, DTYPE_F32),
+		     *bx = test_buffer(dev, x, N, type);
+
+		device_add_noise(dev, &same, b0, DTYPE_F32, N);
+		noise = test_fetch_values(dev, b0, N, DTYPE_F32);
+		for (int i = 0; i < N; i++) {
+			sum += noise[i];
+			squares += noise[i] * noise[i];
+			least = fmin(least, noise[i]);
+			most = fmax(most, noise[i]);
+		}
+		/* Four standard deviations of these means. */
+		ck_assert_msg(fabs(sum / N) < 4 * 0.2887 / 200 &&
+		                  fabs(squares / N - 0.25 / 3) < 4 * 0.0745 / 200,
+		              "mean %g, mean square %g", sum / N, squares / N);
+		ck_assert_msg(least > -0.5 && least < -0.499 && most < 0.5 && most > 0.499, "from %g to %g",
+		              least, most);
+		for (int from = 0; from < N; from += PIECE) {
+			struct device_noise piece = same;
+			int64_t n = N - from < PIECE ? N - from : PIECE;
+
+			piece.first = from;
+			device_add_noise(dev, &piece, (float *)b1 + from, DTYPE_F32, n);
+		}
+		again = test_fetch_values(dev, b1, N, DTYPE_F32);
+		for (int i = 0; i < N; i++)
+			ck_assert_double_eq(again[i], noise[i]);
+		device_add_noise(dev, &same, bx, type, N);
+		for (int i = 0; i < N; i++)
+			x[i] += noise[i];
+		test_close(dev, "noise", bx, x, N, type, test_tolerance(type), 0.1);
+		for (int k = 0; k < 3; k++) {
+			struct device_noise other = same;
+			double product = 0;
+
+			other.seed += k == 0;
+			other.number += k == 1;
+			other.first += k == 2 ? (int64_t)1 << 32 : 0;
+			device_zero(dev, b1, N * sizeof(float));
+			device_add_noise(dev, &other, b1, DTYPE_F32, N);
+			narrow = test_fetch_values(dev, b1, N, DTYPE_F32);
+			for (int i = 0; i < N; i++)
+				product += noise[i] * narrow[i];
+			ck_assert_msg(fabs(product / N) < 4 * 0.25 / 3 / 200, "%d: correlated: %g", k,
+			              product / N);
+			free(narrow);
+		}
+		device_free(dev, b0);
+		device_free(dev, b1);
+		device_free(dev, bx);
+		free(zeros);
+		free(x);
+		free(noise);
+		free(again);
 	}
 }
 END_TEST
@@ -202,6 +271,7 @@ TCase *test_device_adapters(void)
 	tcase_set_timeout(tc, 120);
 	tcase_set_tags(tc, "small"); /* compute-sanitizer runs these */
 	tcase_add_test(tc, dropout_keeps_the_mean);
+	tcase_add_test(tc, noise_is_uniform);
 	tcase_add_test(tc, masks_are_their_own);
 	tcase_add_test(tc, row_norms);
 	tcase_add_test(tc, scaled_columns);

@@ -66,16 +66,21 @@ START_TEST(cross_entropy)
 }
 END_TEST
 
-START_TEST(capped_cross_entropy)
+/* A cap by its own operation; then smoothing, the target's probability as a factor, a cap, and all of them.
+ * Nothing is plain cross-entropy. */
+START_TEST(variants_of_cross_entropy)
 {
-	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {5, 65}, {20, 3001}};
+	static const struct device_loss variants[] = {
+	    {.cap = 3},        {.cap = 0},   {.smoothing = 0.1f}, {.by_probability = true},
+	    {3, 0.25f, false}, {3, 0, true}, {3, 0.1f, true}};
+	static const int64_t shapes[][2] = {{1, 1}, {3, 17}, {5, 65}, {10, 3001}};
 
-	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * 2; s++)
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes) * COUNT(variants) * 2; s++)
 	{
-		int64_t rows = shapes[s / 2][0], vocab = shapes[s / 2][1];
-		bool backward = s & 1;
-		double *x = test_values(rows * vocab, 1), *loss = test_values(rows, 2), scale = 0.125,
-		       cap = 3;
+		struct device_loss d = variants[s / 2 % COUNT(variants)];
+		int64_t rows = shapes[s / 2 / COUNT(variants)][0], vocab = shapes[s / 2 / COUNT(variants)][1];
+		bool backward = s & 1, weighted = rows != 5; /* with a factor of each row */
+		double *x = test_values(rows * vocab, 1), *loss = test_values(rows, 2), scale = 0.125;
 		double *factors = test_values(rows, 3);
 		int32_t *targets = malloc((size_t)rows * sizeof(*targets)), *btargets;
 		float *bl = test_buffer(dev, loss, rows, DTYPE_F32),
@@ -88,24 +93,42 @@ START_TEST(capped_cross_entropy)
 		for (int64_t r = 0; r < rows; r++)
 			targets[r] = r % 5 == 4 ? -100 : (int32_t)(r * 13 % vocab);
 		btargets = test_put(dev, targets, (size_t)rows * sizeof(*targets));
-		device_capped_cross_entropy(dev, (float)cap, bx, type, btargets, rows, vocab, (float)scale,
-		                            bf, bl, backward);
+		if (s / 2 % COUNT(variants) == 0)
+			device_capped_cross_entropy(dev, d.cap, bx, type, btargets, rows, vocab, (float)scale,
+			                            weighted ? bf : NULL, bl, backward);
+		else
+			device_variant_cross_entropy(dev, &d, bx, type, btargets, rows, vocab, (float)scale,
+			                             weighted ? bf : NULL, bl, backward);
 		for (int64_t r = 0; r < rows; r++) {
-			double *row = x + r * vocab, sum = 0;
+			double *row = x + r * vocab, sum = 0, weight = targets[r] >= 0,
+			       of_row = weight * scale;
 
 			for (int64_t i = 0; i < vocab; i++)
-				sum += exp(cap * tanh(row[i] / cap));
-			loss[r] = targets[r] < 0 ? 0 : log(sum) - cap * tanh(row[targets[r]] / cap);
-			for (int64_t i = 0; backward && i < vocab; i++) {
-				double h = tanh(row[i] / cap), p = exp(cap * h) / sum - (i == targets[r]);
+				sum += exp(d.cap > 0 ? d.cap * tanh(row[i] / d.cap) : row[i]);
+			if (d.by_probability && targets[r] >= 0)
+				weight =
+				    exp(d.cap > 0 ? d.cap * tanh(row[targets[r]] / d.cap) : row[targets[r]]) /
+				    sum;
+			of_row *= weight * (weighted ? factors[r] : 1);
+			loss[r] = 0;
+			for (int64_t i = 0; i < vocab; i++) {
+				double h = d.cap > 0 ? tanh(row[i] / d.cap) : 0;
+				double y = (d.cap > 0 ? d.cap * h : row[i]) - log(sum);
+				double share = (double)d.smoothing / (double)vocab +
+				               (i == targets[r]) * (1 - (double)d.smoothing);
 
-				row[i] = targets[r] < 0 ? 0 : p * scale * factors[r] * (1 - h * h);
+				loss[r] -= weight * share * y;
+				if (backward)
+					row[i] = of_row * (exp(y) - share) * (1 - h * h);
 			}
 		}
-		test_close(dev, "capped loss", bl, loss, rows, DTYPE_F32, 2e-6, 1);
+		test_close(dev, "variant loss", bl, loss, rows, DTYPE_F32, 2e-6, 1);
 		/* The cap multiplies the rounding errors of h; 1 - h² has those of 1, however small it is. */
-		test_close(dev, "capped d_logits", bx, x, rows * vocab, type,
-		           backward ? fmax(test_tolerance(type), 1e-5) : 0, backward ? 2e-3 : 0);
+		test_close(dev, "variant d_logits", bx, x, rows * vocab, type,
+		           backward ? fmax(test_tolerance(type), 1e-5) : 0,
+		           !backward   ? 0
+		           : d.cap > 0 ? 2e-3
+		                       : 1e-5);
 		device_free(dev, bx);
 		device_free(dev, bl);
 		device_free(dev, bf);
@@ -316,7 +339,7 @@ TCase *test_device_loss(void)
 	tcase_set_timeout(tc, 120);
 	tcase_set_tags(tc, "small"); /* compute-sanitizer runs these */
 	tcase_add_test(tc, cross_entropy);
-	tcase_add_test(tc, capped_cross_entropy);
+	tcase_add_test(tc, variants_of_cross_entropy);
 	tcase_add_test(tc, not_a_number_survives);
 	tcase_add_test(tc, adamw);
 	tcase_add_test(tc, loss_scale);

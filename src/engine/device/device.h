@@ -393,6 +393,14 @@ struct device_dropout {
 };
 void device_dropout(struct device *dev, const struct device_dropout *d, void *y, bool accumulate,
                     const void *x, enum dtype type, int64_t n);
+/* y[i] += noise, uniform in ±magnitude (Jain et al. 2023, NEFTune): a function of (seed, number, first + i)
+ * alone, like dropout's masks. */
+struct device_noise {
+	float magnitude;
+	uint64_t seed;
+	int64_t number, first;
+};
+void device_add_noise(struct device *dev, const struct device_noise *d, void *y, enum dtype type, int64_t n);
 /* norm[j] = the length of row j of w + scale · b · a, where w is [rows, cols], b [rows, rank] and a [rank,
  * cols] (Liu et al. 2024, DoRA). transposed: w lies as [cols, rows]. */
 struct device_row_norms {
@@ -432,6 +440,17 @@ void device_cross_entropy(struct device *dev, void *logits, enum dtype type, con
 void device_capped_cross_entropy(struct device *dev, float cap, void *logits, enum dtype type,
                                  const int32_t *targets, int64_t rows, int64_t vocab, float scale,
                                  const float *row_scale, float *loss, bool backward);
+/* The same of other losses of the softmax's log-probabilities log p. */
+struct device_loss {
+	float cap; /* of the logits, as above; 0: none */
+	/* Label smoothing (Szegedy et al. 2016): (1 - smoothing) · -log p[target] + smoothing · the mean of
+	 * -log p over the vocabulary. */
+	float smoothing;
+	bool by_probability; /* times p[target], which is a constant for the gradient (Wu et al. 2025, DFT) */
+};
+void device_variant_cross_entropy(struct device *dev, const struct device_loss *d, void *logits,
+                                  enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab,
+                                  float scale, const float *row_scale, float *loss, bool backward);
 /* Greedy choice: id[row] = argmax (the lowest id among equals). */
 void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,
                    int64_t vocab);

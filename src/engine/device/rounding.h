@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The bits of stochastic rounding, and of dropout, the same on every device: a function of (seed, step,
- * index) alone, so that neither the launch, nor the threads, nor the cut into ranks changes a result.
+ * The bits of stochastic rounding, of dropout and of noise, the same on every device: a function of (seed,
+ * step, index) alone, so that neither the launch, nor the threads, nor the cut into ranks changes a result.
  *
  * The index goes through two rounds of multiply-and-shift with full avalanche (the two best of two
  * multipliers that C. Wellons' hash-prospector found), with 32 bits of the key before each. For one (seed,
@@ -59,6 +59,21 @@ static inline struct rounding_key rounding_key(uint64_t seed, int64_t step)
 static inline struct rounding_key dropout_key(uint64_t seed, int64_t number)
 {
 	return rounding_key(seed ^ 0xd1b54a32d192ed03u, number);
+}
+
+/* Noise: another constant, and so bits of its own. */
+static inline struct rounding_key noise_key(uint64_t seed, int64_t number)
+{
+	return rounding_key(seed ^ 0x8ebc6af09c88c6e3u, number);
+}
+
+/* 16 bits (an int, or a vector of them) to an odd number between -65536 and 65536; the noise is that times
+ * noise_step. Its mean over all values is 0, and its greatest one is just below the magnitude. */
+#define NOISE_STEPS(bits) ((bits)*2 - 65535)
+
+static inline float noise_step(float magnitude)
+{
+	return magnitude / 65536;
 }
 
 static inline uint32_t dropout_threshold(double probability)

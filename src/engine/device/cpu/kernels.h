@@ -51,6 +51,8 @@
 	                    const void *gate_up, int64_t tokens, int cols, enum dtype type))                 \
 	X(dropout, (struct device * dev, const struct device_dropout *d, void *y, bool accumulate,           \
 	            const void *x, enum dtype type, int64_t n))                                              \
+	X(add_noise,                                                                                         \
+	  (struct device * dev, const struct device_noise *d, void *y, enum dtype type, int64_t n))          \
 	X(row_norms, (struct device * dev, const struct device_row_norms *n, float *norm, const void *w,     \
 	              const void *b, const void *a))                                                         \
 	X(scale_columns, (struct device * dev, const struct device_columns *c, void *y, const void *x))      \
@@ -61,6 +63,9 @@
 	X(capped_cross_entropy,                                                                              \
 	  (struct device * dev, float cap, void *logits, enum dtype type, const int32_t *targets,            \
 	   int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss, bool backward))    \
+	X(variant_cross_entropy, (struct device * dev, const struct device_loss *d, void *logits,            \
+	                          enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab,      \
+	                          float scale, const float *row_scale, float *loss, bool backward))          \
 	X(cross_entropy,                                                                                     \
 	  (struct device * dev, void *logits, enum dtype type, const int32_t *targets, int64_t rows,         \
 	   int64_t vocab, float scale, const float *row_scale, float *loss, bool backward))                  \

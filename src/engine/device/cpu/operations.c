@@ -165,6 +165,11 @@ void device_dropout(struct device *dev, const struct device_dropout *d, void *y,
 	dev->kernels->dropout(dev, d, y, accumulate, x, type, n);
 }
 
+void device_add_noise(struct device *dev, const struct device_noise *d, void *y, enum dtype type, int64_t n)
+{
+	dev->kernels->add_noise(dev, d, y, type, n);
+}
+
 void device_row_norms(struct device *dev, const struct device_row_norms *n, float *norm, const void *w,
                       const void *b, const void *a)
 {
@@ -194,6 +199,14 @@ void device_capped_cross_entropy(struct device *dev, float cap, void *logits, en
 {
 	dev->kernels->capped_cross_entropy(dev, cap, logits, type, targets, rows, vocab, scale, row_scale,
 	                                   loss, backward);
+}
+
+void device_variant_cross_entropy(struct device *dev, const struct device_loss *d, void *logits,
+                                  enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab,
+                                  float scale, const float *row_scale, float *loss, bool backward)
+{
+	dev->kernels->variant_cross_entropy(dev, d, logits, type, targets, rows, vocab, scale, row_scale,
+	                                    loss, backward);
 }
 
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,

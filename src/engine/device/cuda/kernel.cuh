@@ -112,6 +112,19 @@ template <typename V> __device__ __forceinline__ V block_sum(V x)
 	return x;
 }
 
+/* The same maximum in every thread of a block of whole warps. Once in a kernel, or behind another barrier. */
+__device__ __forceinline__ float block_max(float x)
+{
+	__shared__ float part[32];
+	int warps = (int)blockDim.x / 32, lane = (int)threadIdx.x % 32;
+
+	x = warp_max(x);
+	if (lane == 0)
+		part[threadIdx.x / 32] = x;
+	__syncthreads();
+	return warp_max(lane < warps ? part[lane] : -INFINITY);
+}
+
 /* ---- host side ---- */
 static inline bool aligned16(const void *p)
 {

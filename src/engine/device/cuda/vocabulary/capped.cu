@@ -7,18 +7,6 @@
 
 #define THREADS 512
 
-static __device__ __forceinline__ float block_max(float x)
-{
-	__shared__ float part[THREADS / 32];
-	int lane = (int)threadIdx.x % 32;
-
-	x = warp_max(x);
-	if (lane == 0)
-		part[threadIdx.x / 32] = x;
-	__syncthreads();
-	return warp_max(lane < THREADS / 32 ? part[lane] : -INFINITY);
-}
-
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     capped_kernel(float cap, T *logits, const int32_t *targets, int64_t vocab, float scale,
