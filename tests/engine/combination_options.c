@@ -260,6 +260,15 @@ static void set_task(const struct setup *s, struct train_options *o)
 	o->preference.undesirable_weight = 0.8;
 }
 
+static void set_loss(const struct setup *s, struct train_options *o)
+{
+	if (o->preference.kind != PREFERENCE_NONE)
+		return;
+	o->label_smoothing = s->axis[LOSS] == 3 ? 0.2 : 0;
+	o->dft = s->axis[LOSS] == 4;
+	o->neftune_alpha = s->axis[NOISE] == 4 ? 3 : 0;
+}
+
 void set_options(const struct setup *s, struct train_options *o, struct lists *l, const char *directory)
 {
 	static const enum shard_strategy strategies[] = {SHARD_DDP,   SHARD_ZERO3,  SHARD_ZERO1, SHARD_ZERO2,
@@ -288,6 +297,7 @@ void set_options(const struct setup *s, struct train_options *o, struct lists *l
 	o->plus_ratio = s->axis[RATES] == 2 ? 3 : 0;
 	set_precision(s, o);
 	set_task(s, o);
+	set_loss(s, o);
 	set_tuning(s, o, l);
 	o->recompute = ways[s->axis[RECOMPUTE]];
 	o->kept_blocks = s->axis[KEPT_BLOCKS];

@@ -74,7 +74,9 @@ static const struct {
                 [RATES] = {"rates", 3},
                 [EVALUATE] = {"evaluate", 4},
                 [STOP] = {"stop", STEPS},
-                [MOVE] = {"move", 8}};
+                [MOVE] = {"move", 8},
+                [LOSS] = {"loss", 5},
+                [NOISE] = {"noise", 5}};
 
 static struct setup draw_setup(uint64_t seed, uint64_t number)
 {
@@ -268,6 +270,16 @@ static void plain(struct train_options *o)
 	o->persist_below = 0;
 }
 
+/* The same batch on fewer ranks. The noise is that of a micro-batch, whichever rank has it: with noise these
+ * stay as they are, and a rank takes more of them. */
+static void take_ranks(struct run *run, int world_size)
+{
+	int64_t *more = run->o.neftune_alpha > 0 ? &run->o.accumulation : &run->o.micro_batch;
+
+	*more *= run->world_size / world_size;
+	run->world_size = world_size;
+}
+
 static struct rank *run_named(const struct run *run, const char *name)
 {
 	struct error err = ERROR_INIT;
@@ -330,8 +342,7 @@ static void run_case(const struct setup *s, const char *directory)
 	/* In fp8 the scales are those of a whole micro-batch. */
 	if (whole.world_size > 1 && whole.o.tuning.dropout == 0 && !whole.o.fp8) {
 		single = ddp;
-		single.world_size = 1;
-		single.o.micro_batch *= whole.world_size;
+		take_ranks(&single, 1);
 		single.o.reduce_type = single.o.gradient_type = DTYPE_F32;
 		of_single = run_named(&single, "single");
 		t = tolerance_of(&ddp, &single);
@@ -357,10 +368,9 @@ static void run_case(const struct setup *s, const char *directory)
 		        ? SHARD_OFFLOAD_ALL
 		        : SHARD_OFFLOAD_NONE;
 	/* To half of the ranks, or to one; the masks of dropout depend on their number. */
-	if (s->axis[MOVE] > 5 && whole.world_size % 2 == 0 && whole.o.tuning.dropout == 0 && !whole.o.fp8) {
-		moved.world_size = s->axis[MOVE] == 6 ? whole.world_size / 2 : 1;
-		moved.o.micro_batch *= whole.world_size / moved.world_size;
-	}
+	if (s->axis[MOVE] > 5 && whole.world_size % 2 == 0 && whole.o.tuning.dropout == 0 && !whole.o.fp8 &&
+	    (whole.o.neftune_alpha == 0 || whole.o.gradient_type == DTYPE_F32))
+		take_ranks(&moved, s->axis[MOVE] == 6 ? whole.world_size / 2 : 1);
 	of_moved = run_named(&moved, "moved");
 	t = tolerance_of(&moved, &whole);
 	if (whole.o.optimizer == OPTIMIZER_ADAMW_8BIT || whole.o.optimizer == OPTIMIZER_LION_8BIT)

@@ -50,6 +50,8 @@ enum axis {
 	EVALUATE,
 	STOP,
 	MOVE,
+	LOSS,
+	NOISE,
 	AXES
 };
 

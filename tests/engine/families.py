@@ -209,7 +209,16 @@ def relative(a, b):
     return ((a - b).norm() / b.norm().clamp_min(1e-30)).item()
 
 
-def reference(model, documents, masked):
+def token_losses(logits, targets, flags):
+    """The sum of the tokens' losses: cross-entropy, with transformers' label smoothing, or as LLaMA-Factory has it for DFT (_dft_cross_entropy)."""
+    if "smoothed" in flags:
+        smoother = transformers.trainer_pt_utils.LabelSmoother(epsilon=0.1)
+        return smoother({"logits": logits}, targets) * len(targets)
+    losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    return (losses * torch.exp(-losses.detach()) if "dft" in flags else losses).sum()
+
+
+def reference(model, documents, masked, flags=()):
     """Sum of the losses over their count, and the logits of all documents behind each other."""
     total, count, logits = 0, 0, []
     for ids, skip in zip(documents, masked):
@@ -217,28 +226,29 @@ def reference(model, documents, masked):
         logits.append(out.detach())
         targets = torch.tensor(ids[1:], dtype=torch.long)
         first = max(skip - 1, 0)
-        total = total + torch.nn.functional.cross_entropy(out[first:-1].float(), targets[first:], reduction="sum")
+        if first < len(targets):
+            total = total + token_losses(out[first:-1].float(), targets[first:], flags)
         count += len(ids) - 1 - first
     return total / count, torch.cat(logits)
 
 
-def half_precision(model, documents, masked):
+def half_precision(model, documents, masked, flags):
     """Three times the worst relative error of transformers' gradients in bf16."""
     half = copy.deepcopy(model).to(torch.bfloat16)
     half.zero_grad()
-    reference(half, documents, masked)[0].backward()
+    reference(half, documents, masked, flags)[0].backward()
     pairs = zip(half.parameters(), model.parameters())
     return 3 * max(relative(a.grad.float(), b.grad) for a, b in pairs)
 
 
-def double_precision(model, documents, masked):
+def double_precision(model, documents, masked, flags):
     """The gradients in float64. transformers computes norms, softmax and logits in what it calls float32, which is float64 here."""
     double = copy.deepcopy(model).double()
     double.zero_grad()
     single, method = torch.float32, torch.Tensor.float
     try:
         torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
-        reference(double, documents, masked)[0].backward()
+        reference(double, documents, masked, flags)[0].backward()
     finally:
         torch.float32, torch.Tensor.float = single, method
     return {key: p.grad for key, p in double.named_parameters()}
@@ -281,9 +291,9 @@ def run(name, config, program, flags, documents, masked):
             return False
         ours = load_file(d + "/out/model.safetensors")
         same = "LOGITS" not in os.environ or greedy(model, d, documents[0])
-    loss, logits = reference(model, documents, masked)
+    loss, logits = reference(model, documents, masked, flags)
     loss.backward()
-    limit = half_precision(model, documents, masked) if "bf16" in flags else 1e-4
+    limit = half_precision(model, documents, masked, flags) if "bf16" in flags else 1e-4
     worst, where = abs(ours["loss"].item() - loss.item()) / loss.item(), "loss"
     if "logits" in ours and relative(ours["logits"], logits) > worst:
         worst, where = relative(ours["logits"], logits), "logits"
@@ -292,7 +302,7 @@ def run(name, config, program, flags, documents, masked):
         if e > worst:
             worst, where = e, key
     if worst >= limit and "bf16" not in flags and where not in ("loss", "logits"):
-        far = [*far_from_double(model, ours, double_precision(model, documents, masked))]
+        far = [*far_from_double(model, ours, double_precision(model, documents, masked, flags))]
         print(f"     {where} {worst:.1e} from transformers; far from float64: {', '.join(far) or 'none'}")
         worst = worst if far else 0
     print(f"{'ok  ' if worst < limit and same else 'FAIL'} {name}{' ' + ' '.join(flags) if flags else ''}: loss {loss.item():.7f}, worst {where} {worst:.1e} (limit {limit:.1e}){'' if same else ', other tokens'}")
@@ -320,6 +330,9 @@ def main():
             flags = ["bf16"] if precision == "bf16" else []
             good &= run(name, make(), program, flags, documents, plain)
             good &= run(name + ", prompts masked", make(), program, [*flags, "recompute"], documents, prompts)
+            if name.startswith(("llama, llama3", "gemma2")):
+                good &= run(name, make(), program, [*flags, "smoothed"], documents, prompts)
+                good &= run(name, make(), program, [*flags, "dft"], documents, plain)
     sys.exit(0 if good else 1)
 
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * grad_dump MODEL BATCH OUT [recompute | selective | outputs] [bf16] [fp8] [ADAPTER]: loads a Hugging Face
- * directory, runs one micro-batch forward and backward, and writes the results as OUT/model.safetensors:
- * every gradient under its parameter's name, losses [tokens], logits [tokens, vocab] (fp32 only) and loss
- * [1], the mean. BATCH is JSON:
+ * grad_dump MODEL BATCH OUT [recompute | selective | outputs] [bf16] [fp8] [smoothed | dft] [ADAPTER]: loads
+ * a Hugging Face directory, runs one micro-batch forward and backward, and writes the results as
+ * OUT/model.safetensors: every gradient under its parameter's name, losses [tokens], logits [tokens, vocab]
+ * (fp32 only) and loss [1], the mean of what is trained: with label smoothing by 0.1, or DFT's. BATCH is
+ * JSON:
  * {"documents":[[id, …], …], "masked":[n, …]}: the first n tokens of a document do not count in the loss.
  */
 #include <limits.h>
@@ -101,21 +102,17 @@ static int fill_all(void *files, const struct model_parameter *p, int64_t first,
 	                                : parameters_fill(f->model, p, first, n, out, err);
 }
 
-static int run(const char *path, const char *batch_path, const char *out, enum model_recompute recompute,
-               bool outputs, bool bf16, bool fp8, const char *adapter, struct error *err)
+static int run(const char *path, const char *batch_path, const char *out, const struct model_options *how,
+               const char *adapter, struct error *err)
 {
 	_cleanup_(files_close) struct files files = {0};
 	struct model_tuning tuning = {.kind = TUNE_LORA};
 	_cleanup_json_ json_t *o = NULL;
-	struct model_options options = {.type = bf16 ? DTYPE_BF16 : DTYPE_F32,
-	                                .fp8 = fp8,
-	                                .training = true,
-	                                .recompute = recompute,
-	                                .kept_outputs = outputs ? INT_MAX : 0,
-	                                .logits_rows = 7};
+	struct model_options options = *how;
 	_cleanup_(model_fixture_free) struct model_fixture fixture = {0};
 	_cleanup_free_ float *losses = NULL, *logits = NULL;
 	struct model_config c;
+	bool bf16 = how->type == DTYPE_BF16;
 	struct batch b = {0};
 	struct dump d = {0};
 	double loss;
@@ -188,27 +185,31 @@ static int run(const char *path, const char *batch_path, const char *out, enum m
 int main(int argc, char **argv)
 {
 	struct error err = ERROR_INIT;
-	enum model_recompute recompute = MODEL_KEEP_ALL;
+	struct model_options how = {.type = DTYPE_F32, .training = true, .logits_rows = 7};
 	const char *adapter = NULL;
-	bool outputs = false, bf16 = false, fp8 = false;
 
 	for (int i = 4; i < argc; i++) {
 		if (strchr(argv[i], '/'))
 			adapter = argv[i];
-		if (strcmp(argv[i], "recompute") == 0)
-			recompute = MODEL_RECOMPUTE_BLOCK;
-		else if (strcmp(argv[i], "selective") == 0)
-			recompute = MODEL_RECOMPUTE_SELECTIVE;
-		outputs |= strcmp(argv[i], "outputs") == 0;
-		bf16 |= strcmp(argv[i], "bf16") == 0;
-		fp8 |= strcmp(argv[i], "fp8") == 0;
+		if (str_eq(argv[i], "recompute"))
+			how.recompute = MODEL_RECOMPUTE_BLOCK;
+		else if (str_eq(argv[i], "selective"))
+			how.recompute = MODEL_RECOMPUTE_SELECTIVE;
+		else if (str_eq(argv[i], "outputs"))
+			how.kept_outputs = INT_MAX;
+		else if (str_eq(argv[i], "bf16"))
+			how.type = DTYPE_BF16;
+		else if (str_eq(argv[i], "smoothed"))
+			how.label_smoothing = 0.1;
+		how.fp8 |= str_eq(argv[i], "fp8");
+		how.dft |= str_eq(argv[i], "dft");
 	}
 	if (argc < 4) {
 		fprintf(stderr, "usage: grad_dump MODEL BATCH OUT [recompute | selective | outputs] [bf16] "
-		                "[fp8] [ADAPTER]\n");
+		                "[fp8] [smoothed | dft] [ADAPTER]\n");
 		return 2;
 	}
-	if (run(argv[1], argv[2], argv[3], recompute, outputs, bf16, fp8, adapter, &err) < 0) {
+	if (run(argv[1], argv[2], argv[3], &how, adapter, &err) < 0) {
 		fprintf(stderr, "error: %s\n", err.message);
 		return 1;
 	}

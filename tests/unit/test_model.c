@@ -600,6 +600,43 @@ static void make(struct model_fixture *f, const char *config, const struct model
 	ck_ok(model_fixture_create(f, c, o, model_init_fill, &init, &err), &err);
 }
 
+/* A parameter's gradient is what differences of the loss say, along the gradient, by which the loss grows by
+ * its square. Both steps are so long; a gradient below `least` is lost in the rounding of the loss. */
+static void check_gradient(struct model_fixture *f, const struct model_parameter *p, double length,
+                           double least, double (*loss)(struct model_fixture *, const void *),
+                           const void *context)
+{
+	float *w = (float *)(void *)f->w[p->unit] + p->offset;
+	size_t bytes = (size_t)p->count * sizeof(float);
+	_cleanup_free_ float *old = malloc(bytes), *g = malloc(bytes);
+	double norm = 0, step, side[2];
+
+	memcpy(old, w, bytes);
+	memcpy(g, f->g[p->unit] + p->offset, bytes);
+	for (int64_t j = 0; j < p->count; j++)
+		norm += (double)g[j] * g[j];
+	ck_assert_double_gt(norm, 0);
+	step = length / sqrt(norm);
+	for (int k = 0; k < 2; k++) {
+		for (int64_t j = 0; j < p->count; j++)
+			w[j] = (float)(old[j] + (k ? step : -step) * g[j]);
+		side[k] = loss(f, context);
+	}
+	memcpy(w, old, bytes);
+	ck_assert_msg(fabs((side[1] - side[0]) / (2 * step) / norm - 1) < 1e-2 || sqrt(norm) < least,
+	              "%s: %g, differences say %g", p->name, sqrt(norm),
+	              (side[1] - side[0]) / (2 * step) / sqrt(norm));
+}
+
+static double mean_loss(struct model_fixture *f, const void *batch)
+{
+	struct error err = ERROR_INIT;
+	double loss;
+
+	ck_ok(model_fixture_loss(f, batch, &loss, &err), &err);
+	return loss;
+}
+
 /* Of scores: each document's is at its last token, and the loss is the sum of half their squares. */
 static int square(void *context, const float *scores, float *factors, struct error *err)
 {
@@ -607,8 +644,9 @@ static int square(void *context, const float *scores, float *factors, struct err
 	return 0;
 }
 
-static double half_squares(struct model_fixture *f, const struct model_batch *b)
+static double half_squares(struct model_fixture *f, const void *batch)
 {
+	const struct model_batch *b = batch;
 	struct error err = ERROR_INIT;
 	float scores[40];
 	double sum = 0;
@@ -644,28 +682,8 @@ START_TEST(gradients_of_scores_are_differences)
 	ck_assert_ptr_nonnull(model_layout_find(fixture.layout, "score.weight"));
 	ck_assert_ptr_null(model_layout_find(fixture.layout, "lm_head.weight"));
 	ck_ok(model_fixture_gradients(&fixture, &s.b, 1, true, &loss, &err), &err);
-	for (int i = 0; i < fixture.layout->parameters; i++) {
-		const struct model_parameter *p = &fixture.layout->parameter[i];
-		float *w = (float *)(void *)fixture.w[p->unit] + p->offset,
-		      *g = fixture.g[p->unit] + p->offset;
-		_cleanup_free_ float *old = malloc((size_t)p->count * sizeof(float));
-		double norm = 0, step, side[2], slope;
-
-		memcpy(old, w, (size_t)p->count * sizeof(float));
-		for (int64_t j = 0; j < p->count; j++)
-			norm += (double)g[j] * g[j];
-		ck_assert_double_gt(norm, 0);
-		step = 2e-3 / sqrt(norm);
-		for (int k = 0; k < 2; k++) {
-			for (int64_t j = 0; j < p->count; j++)
-				w[j] = (float)(old[j] + (k ? step : -step) * g[j]);
-			side[k] = half_squares(&fixture, &s.b);
-		}
-		memcpy(w, old, (size_t)p->count * sizeof(float));
-		slope = (side[1] - side[0]) / (2 * step) / sqrt(norm);
-		ck_assert_msg(fabs(slope / sqrt(norm) - 1) < 1e-2 || sqrt(norm) < 1e-3,
-		              "%s: %g, differences say %g", p->name, sqrt(norm), slope);
-	}
+	for (int i = 0; i < fixture.layout->parameters; i++)
+		check_gradient(&fixture, &fixture.layout->parameter[i], 2e-3, 1e-3, half_squares, &s.b);
 	model_fixture_free(&fixture);
 	ck_fails(parse("{\"model_type\":\"qwen3\"," SIZES
 	               ",\"architectures\":[\"Qwen3ForSequenceClassification\"]}",
@@ -688,8 +706,6 @@ static const char *const gradient_cases[] = {
     "64}",
 };
 
-/* Along the gradient the loss grows by the square of the gradient: this gives one number
- * for each parameter. */
 START_TEST(gradients_are_differences)
 {
 	struct error err = ERROR_INIT;
@@ -705,29 +721,239 @@ START_TEST(gradients_are_differences)
 	make(&fixture, gradient_cases[_i], &o, &c);
 	sample_make(&s, c.vocab, _i % 2);
 	ck_ok(model_fixture_gradients(&fixture, &s.b, 1.0f / (float)s.counted, true, &loss, &err), &err);
-	for (int i = 0; i < fixture.layout->parameters; i++) {
-		const struct model_parameter *p = &fixture.layout->parameter[i];
-		float *w = (float *)(void *)fixture.w[p->unit] + p->offset,
-		      *g = fixture.g[p->unit] + p->offset;
-		_cleanup_free_ float *old = malloc((size_t)p->count * sizeof(float));
-		double norm = 0, step, side[2];
-
-		memcpy(old, w, (size_t)p->count * sizeof(float));
-		for (int64_t j = 0; j < p->count; j++)
-			norm += (double)g[j] * g[j];
-		ck_assert_double_gt(norm, 0);
-		step = 2e-3 / sqrt(norm);
-		for (int k = 0; k < 2; k++) {
-			for (int64_t j = 0; j < p->count; j++)
-				w[j] = (float)(old[j] + (k ? step : -step) * g[j]);
-			ck_ok(model_fixture_loss(&fixture, &s.b, &side[k], &err), &err);
-		}
-		memcpy(w, old, (size_t)p->count * sizeof(float));
-		ck_assert_msg(fabs((side[1] - side[0]) / (2 * step) / norm - 1) < 1e-2 || sqrt(norm) < 1e-3,
-		              "%s: %g, differences say %g", p->name, sqrt(norm),
-		              (side[1] - side[0]) / (2 * step) / sqrt(norm));
-	}
+	for (int i = 0; i < fixture.layout->parameters; i++)
+		check_gradient(&fixture, &fixture.layout->parameter[i], 2e-3, 1e-3, mean_loss, &s.b);
 	model_fixture_free(&fixture);
+}
+END_TEST
+
+/* A batch whose documents are in two rows; the loss that is trained is not cross-entropy, and there is noise.
+ */
+struct trained {
+	double alpha, smoothing;
+	bool dft;
+};
+
+static const struct trained trained_cases[] = {{5, 0.2, false}, {0, 0.1, false}, {0, 0, true}};
+
+static const int32_t row_ends[] = {12, 32};
+
+static void make_trained(struct model_fixture *f, const char *config, const struct trained *t,
+                         enum model_recompute recompute, struct sample *s)
+{
+	struct model_options o = {.type = DTYPE_F32,
+	                          .max_tokens = 40,
+	                          .max_sequence = 40,
+	                          .training = true,
+	                          .logits_rows = 7,
+	                          .recompute = recompute,
+	                          .seed = 11,
+	                          .neftune_alpha = t->alpha,
+	                          .label_smoothing = t->smoothing,
+	                          .dft = t->dft};
+	struct model_config c;
+
+	make(f, config, &o, &c);
+	sample_make(s, c.vocab, true);
+	s->b.number = 5;
+	s->b.row_ends = row_ends;
+	s->b.rows = 2;
+}
+
+/* What trained_loss is of. */
+struct trained_sample {
+	const struct model_batch *b;
+	bool dft;
+	float before[40]; /* with dft: each token's cross-entropy before any weight moves */
+};
+
+/* The sum of what is trained. The gradient of DFT takes the tokens' probabilities for constants. */
+static double trained_loss(struct model_fixture *f, const void *context)
+{
+	const struct trained_sample *t = context;
+	struct error err = ERROR_INIT;
+	float losses[40];
+	double sum = 0;
+
+	if (!t->dft) {
+		ck_ok(model_fixture_gradients(f, t->b, 1, true, &sum, &err), &err);
+		return sum;
+	}
+	ck_ok(model_evaluate(f->model, t->b, NULL, losses, &err), &err);
+	for (int64_t i = 0; i < t->b->tokens; i++)
+		sum += exp(-(double)t->before[i]) * losses[i];
+	return sum;
+}
+
+/* Of what lies outside of the blocks, and of one matrix in them. */
+START_TEST(trained_losses_have_their_gradients)
+{
+	struct error err = ERROR_INIT;
+	struct trained_sample t = {.dft = trained_cases[_i].dft};
+	struct model_fixture f;
+	struct sample s;
+	double loss;
+
+	make_trained(&f, gradient_cases[(int[]){0, 7, 6}[_i]], &trained_cases[_i], (enum model_recompute)_i,
+	             &s);
+	t.b = &s.b;
+	ck_ok(model_evaluate(f.model, &s.b, NULL, t.before, &err), &err);
+	ck_ok(model_fixture_gradients(&f, &s.b, 1, true, &loss, &err), &err);
+	ck_assert_double_eq_tol(trained_loss(&f, &t), loss, 1e-4);
+	for (int i = 0; i < f.layout->parameters; i++) {
+		const struct model_parameter *p = &f.layout->parameter[i];
+
+		if (p->base > 0 && p->base < f.layout->base_units - 1 &&
+		    (p->base > 1 || p->role != PARAMETER_Q))
+			continue;
+		ck_ok(model_fixture_gradients(&f, &s.b, 1, true, &loss, &err), &err);
+		check_gradient(&f, p, 4e-3, 5e-2, trained_loss, &t);
+	}
+	model_fixture_free(&f);
+}
+END_TEST
+
+START_TEST(evaluation_has_cross_entropy_and_no_noise)
+{
+	static const struct trained none = {0};
+	struct error err = ERROR_INIT;
+	struct model_fixture plain;
+	struct sample s;
+	double loss, mean;
+
+	make_trained(&plain, gradient_cases[1], &none, MODEL_KEEP_ALL, &s);
+	ck_ok(model_fixture_loss(&plain, &s.b, &mean, &err), &err);
+	for (size_t t = 0; t < ARRAY_SIZE(trained_cases); t++) {
+		struct model_fixture f;
+
+		make_trained(&f, gradient_cases[1], &trained_cases[t], MODEL_KEEP_ALL, &s);
+		ck_ok(model_fixture_gradients(&f, &s.b, 1, true, &loss, &err), &err);
+		ck_assert(fabs(loss / (double)s.counted - mean) > 1e-3);
+		ck_ok(model_fixture_loss(&f, &s.b, &loss, &err), &err);
+		ck_assert_double_eq(loss, mean);
+		model_fixture_free(&f);
+	}
+	model_fixture_free(&plain);
+}
+END_TEST
+
+/* A micro-batch has noise of its own, whatever is computed again. */
+START_TEST(noise_is_of_the_micro_batch)
+{
+	static const struct trained noise = {5, 0, false};
+	struct error err = ERROR_INIT;
+	struct model_fixture kept;
+	double other, loss, same;
+	struct sample s;
+
+	make_trained(&kept, gradient_cases[1], &noise, MODEL_KEEP_ALL, &s);
+	s.b.number = 6;
+	ck_ok(model_fixture_gradients(&kept, &s.b, 1, true, &other, &err), &err);
+	s.b.number = 5;
+	ck_ok(model_fixture_gradients(&kept, &s.b, 1, true, &loss, &err), &err);
+	ck_assert_double_ne(loss, other);
+	for (int way = MODEL_RECOMPUTE_BLOCK; way <= MODEL_RECOMPUTE_SELECTIVE; way++) {
+		struct model_fixture again;
+
+		make_trained(&again, gradient_cases[1], &noise, (enum model_recompute)way, &s);
+		ck_ok(model_fixture_gradients(&again, &s.b, 1, true, &same, &err), &err);
+		ck_assert_double_eq(loss, same);
+		for (int u = 0; u < kept.layout->units; u++)
+			ck_assert_mem_eq(kept.g[u], again.g[u],
+			                 (size_t)kept.layout->unit[u].count * sizeof(float));
+		model_fixture_free(&again);
+	}
+	model_fixture_free(&kept);
+}
+END_TEST
+
+/* Norms of 1 and nothing else: what the head reads is the noise. */
+static int fill_norms(void *plus_one, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                      struct error *err)
+{
+	for (int64_t i = 0; i < n; i++)
+		out[i] = p->matrix || *(bool *)plus_one ? 0 : 1;
+	return 0;
+}
+
+/* The noise of a row of L tokens fills ±alpha / sqrt(L · hidden): where a row is of several documents, too.
+ * With a head of zeros, the gradient of the row of its target is what a token's norm has made of the noise,
+ * but for what the rows of all tokens have in common. */
+START_TEST(noise_is_of_the_row)
+{
+	static const struct {
+		const char *config;
+		double factor;
+	} models[] = {
+	    {"{\"model_type\":\"llama\"," SIZES ",\"rms_norm_eps\":1,\"tie_word_embeddings\":false}", 1},
+	    {"{\"model_type\":\"granite\"," SIZES
+	     ",\"rms_norm_eps\":1,\"embedding_multiplier\":3,\"tie_word_embeddings\":false}",
+	     3},
+	    {"{\"model_type\":\"gemma2\"," SIZES
+	     ",\"rms_norm_eps\":1,\"head_dim\":16,\"tie_word_embeddings\":false}",
+	     1}};
+	static const int32_t whole[] = {0, 12, 32};
+	struct error err = ERROR_INIT;
+
+	for (int k = 0; k < 2 * (int)ARRAY_SIZE(models); k++) {
+		struct model_options o = {.type = DTYPE_F32,
+		                          .max_tokens = 40,
+		                          .max_sequence = 40,
+		                          .training = true,
+		                          .seed = 11,
+		                          .neftune_alpha = 2};
+		const struct model_parameter *head;
+		struct model_fixture f;
+		struct model_config c;
+		struct sample s;
+		const int32_t *ends;
+		double loss;
+		float *g;
+		int rows;
+
+		ck_ok(parse(models[k / 2].config, &c, &err), &err);
+		ck_ok(model_fixture_create(&f, &c, &o, fill_norms, &c.norm_plus_one, &err), &err);
+		sample_make(&s, c.vocab, false);
+		for (int t = 0; t < 32; t++)
+			s.targets[t] = t;
+		s.b.number = 5;
+		if (k % 2) {
+			s.b.row_ends = whole + 1;
+			s.b.rows = 2;
+		}
+		ends = k % 2 ? whole : s.starts;
+		rows = k % 2 ? 2 : 4;
+		ck_ok(model_fixture_gradients(&f, &s.b, 1, true, &loss, &err), &err);
+		head = model_layout_find(f.layout, "lm_head.weight");
+		ck_assert_ptr_nonnull(head);
+		g = f.g[head->unit] + head->offset;
+		for (int r = 0; r < rows; r++) {
+			double bound = models[k / 2].factor * 2 / sqrt((ends[r + 1] - ends[r]) * 64.0);
+			double most = 0, squares = 0;
+			int64_t n = 0;
+
+			for (int t = ends[r]; t < ends[r + 1]; t++) {
+				double mean = 0, x[64];
+
+				for (int i = 0; i < 64; i++) {
+					x[i] = (double)g[50 * 64 + i] - (double)g[t * 64 + i];
+					mean += x[i] * x[i] / 64;
+				}
+				/* The norm has divided by sqrt(mean + 1) of what it read. */
+				for (int i = 0; i < 64; i++, n++) {
+					x[i] /= sqrt(1 - mean);
+					most = fmax(most, fabs(x[i]));
+					squares += x[i] * x[i];
+				}
+			}
+			ck_assert_msg(most < bound * 1.0001 && most > bound * 0.9, "%d, row %d: %g of %g", k,
+			              r, most, bound);
+			ck_assert_msg(fabs(squares / (double)n / (bound * bound / 3) - 1) <
+			                  4 * 0.9 / sqrt((double)n),
+			              "%d, row %d: %g", k, r, squares / (double)n / (bound * bound / 3));
+		}
+		model_fixture_free(&f);
+	}
 }
 END_TEST
 
@@ -1162,6 +1388,10 @@ int main(void)
 	tcase_add_test(c, words_are_those_of_philox);
 	tcase_add_test(c, recomputed_gradients_are_the_same);
 	tcase_add_loop_test(c, gradients_are_differences, 0, cases);
+	tcase_add_loop_test(c, trained_losses_have_their_gradients, 0, (int)ARRAY_SIZE(trained_cases));
+	tcase_add_test(c, evaluation_has_cross_entropy_and_no_noise);
+	tcase_add_test(c, noise_is_of_the_micro_batch);
+	tcase_add_test(c, noise_is_of_the_row);
 	tcase_add_loop_test(c, accumulation_adds_up, 0, cases);
 	tcase_add_test(c, gradients_of_scores_are_differences);
 	tcase_add_test(c, wrong_batches_are_refused);

@@ -303,6 +303,33 @@ START_TEST(packed_documents_are_apart)
 }
 END_TEST
 
+/* The noise on a row of two documents is that of all its tokens: less by the root of two than on each of them
+ * as a row of its own. */
+START_TEST(packed_rows_have_their_noise)
+{
+	_cleanup_(dataset_closep) struct dataset *packed = fake_dataset(8, 10, 0, 50, false);
+	_cleanup_(dataset_closep) struct dataset *rows = fake_dataset_unpacked(packed);
+	struct rank_run together = {.train = packed}, less = {.train = packed}, apart = {.train = rows};
+
+	options(&together.o, 2, 1);
+	together.o.shuffle = false;
+	less.o = apart.o = together.o;
+	apart.o.micro_batch = 4;
+	apart.o.neftune_alpha = less.o.neftune_alpha = 5;
+	together.o.neftune_alpha = 5 * sqrt(2);
+	run_all(&together, 1);
+	run_all(&less, 1);
+	run_all(&apart, 1);
+	for (int s = 0; s < STEPS; s++) {
+		ck_assert_double_eq_tol(together.losses[s], apart.losses[s], 2e-6);
+		ck_assert(fabs(less.losses[s] - apart.losses[s]) > 1e-4);
+	}
+	done(&together, 1);
+	done(&less, 1);
+	done(&apart, 1);
+}
+END_TEST
+
 /* The weights after one step with that decay. */
 static float *step_with_decay(const struct dataset *train, double decay, bool all)
 {
@@ -943,7 +970,7 @@ END_TEST
 START_TEST(plan_needs_no_device)
 {
 	_cleanup_(plan_freep) struct plan *ddp = NULL, *zero1 = NULL, *half = NULL;
-	_cleanup_(plan_freep) struct plan *with = NULL, *without = NULL;
+	_cleanup_(plan_freep) struct plan *with = NULL, *without = NULL, *noisy = NULL;
 	int64_t saved;
 	struct error err = ERROR_INIT;
 	struct train_options o;
@@ -970,6 +997,23 @@ START_TEST(plan_needs_no_device)
 	ck_assert_int_le(saved, 4 * with->layout->elements + with->layout->units * 1024);
 	o.precision = DTYPE_F32;
 	ck_fails(train_options_check(&o, &err), &err, "only bf16 weights");
+	o.without_master = false;
+	o.dft = true;
+	o.label_smoothing = 0.1;
+	ck_fails(train_options_check(&o, &err), &err, "DFT has no label smoothing");
+	o.dft = false;
+	o.preference.kind = PREFERENCE_DPO;
+	ck_fails(train_options_check(&o, &err), &err, "label_smoothing and dft are for pretraining");
+	o.preference.kind = PREFERENCE_NONE;
+	o.label_smoothing = 1;
+	ck_fails(train_options_check(&o, &err), &err, "label_smoothing from 0 to below 1");
+	/* None of these needs memory. */
+	o.precision = DTYPE_BF16;
+	o.label_smoothing = 0.1;
+	o.neftune_alpha = 5;
+	ck_ok(plan_create(NULL, NULL, 0, 8, &c, &o, 4096, &noisy, &err), &err);
+	ck_assert_uint_eq(arena_total(&noisy->arena), arena_total(&with->arena));
+	o.without_master = true;
 	o.precision = DTYPE_BF16;
 	o.micro_batch = INT32_MAX;
 	ck_fails(plan_create(NULL, NULL, 7, 8, &c, &o, 4096, &half, &err), &err, "more than a step can hold");
@@ -1016,6 +1060,7 @@ int main(void)
 	tcase_add_test(c, steps_and_epochs);
 	tcase_add_loop_test(c, another_batch_goes_on, 0, 6);
 	tcase_add_test(c, any_split_gives_the_same_losses);
+	tcase_add_test(c, packed_rows_have_their_noise);
 	tcase_add_loop_test(c, any_split_prefers_alike, 0, 5);
 	tcase_add_test(c, packed_documents_are_apart);
 	tcase_add_test(c, norms_do_not_decay);

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of a block that are not products with weights: norms, residual connections, rotation, activation.
  * The families differ here. */
+#include <math.h>
+
 #include "engine/model/internal.h"
 
 static struct device_norm norm_of(const struct model *m, int64_t tokens)
@@ -334,12 +336,35 @@ static float embedding_scale(const struct model *m)
 	                                : scale;
 }
 
-void model_embed(struct model *m, int64_t tokens)
+static void add_noise(struct model *m, const struct model_batch *b)
+{
+	const int32_t *ends = b->row_ends ? b->row_ends : b->starts + 1;
+	int rows = b->row_ends ? b->rows : b->documents;
+	int64_t from = 0;
+
+	for (int r = 0; r < rows; r++) {
+		int64_t n = (ends[r] - from) * m->c.hidden;
+		struct device_noise noise = {.magnitude = (float)(m->o.neftune_alpha / sqrt((double)n)),
+		                             .seed = m->o.seed,
+		                             .number = b->number,
+		                             .first = from * m->c.hidden};
+
+		device_add_noise(m->dev, &noise, m->layer[0].input + (size_t)noise.first * m->size, m->o.type,
+		                 n);
+		from = ends[r];
+	}
+}
+
+void model_embed(struct model *m, int64_t tokens, const struct model_batch *noisy)
 {
 	device_embedding_forward(m->dev, m->layer[0].input, m->ids, weight(m, 0, PARAMETER_EMBEDDING), tokens,
 	                         m->c.hidden, m->o.type);
+	if (noisy && m->c.noise_scaled)
+		add_noise(m, noisy);
 	if (m->c.embedding_scale != 1)
 		device_scale(m->dev, m->layer[0].input, m->o.type, embedding_scale(m), tokens * m->c.hidden);
+	if (noisy && !m->c.noise_scaled)
+		add_noise(m, noisy);
 	if (!m->c.learned_positions)
 		return;
 	device_embedding_forward(m->dev, m->h, m->positions, weight(m, 0, PARAMETER_POSITIONS), tokens,

@@ -345,6 +345,9 @@ static int read_scales(const json_t *o, const char *where, const struct family *
 	    (r = config_number(o, "logits_scaling", where, 1e-6, 1e6, 1, &divisor, err)) < 0)
 		return r;
 	c->logits_scale = 1 / divisor;
+	/* transformers has this factor behind the embedding's module, to whose output it adds noise; gemma's
+	 * is within it. */
+	c->noise_scaled = true;
 	return 0;
 }
 

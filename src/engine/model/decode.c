@@ -148,7 +148,7 @@ static int decode_parts(struct model *m, const struct model_part *parts, int cou
 	    (r = device_write(m->dev, m->positions, m->host_positions, bytes, err)) < 0 ||
 	    (r = model_need(m, 0, MODEL_EVALUATE, err)) < 0)
 		return r;
-	model_embed(m, n);
+	model_embed(m, n, NULL);
 	if (!m->c.tied)
 		model_done(m, 0, MODEL_EVALUATE);
 	if ((r = model_need(m, 1, MODEL_EVALUATE, err)) < 0)

@@ -73,7 +73,7 @@ int model_forward(struct model *m, const struct model_pass *p, enum model_phase 
 
 	if (r < 0)
 		return r;
-	model_embed(m, tokens);
+	model_embed(m, tokens, phase == MODEL_FORWARD && m->o.neftune_alpha > 0 ? p->b : NULL);
 	if (!m->c.tied)
 		model_done(m, 0, phase);
 	if ((r = model_need(m, 1, phase, err)) < 0)
@@ -112,7 +112,14 @@ void model_scale_logits(struct model *m, void *x, int64_t rows)
 void model_cross_entropy(struct model *m, const int32_t *targets, int64_t n, float scale,
                          const float *row_scale, bool backward)
 {
-	if (m->c.logits_cap > 0)
+	struct device_loss trained = {.cap = (float)m->c.logits_cap,
+	                              .smoothing = (float)m->o.label_smoothing,
+	                              .by_probability = m->o.dft};
+
+	if (backward && (m->o.label_smoothing > 0 || m->o.dft))
+		device_variant_cross_entropy(m->dev, &trained, m->logits, m->o.type, targets, n, m->c.vocab,
+		                             scale, row_scale, m->losses, true);
+	else if (m->c.logits_cap > 0)
 		device_capped_cross_entropy(m->dev, (float)m->c.logits_cap, m->logits, m->o.type, targets, n,
 		                            m->c.vocab, scale, row_scale, m->losses, backward);
 	else

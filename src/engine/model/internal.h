@@ -391,8 +391,9 @@ const char *model_activate(struct model *m, int layer, int64_t tokens);
 /* The gradient of gate_up, in place, from m->d_wide. Returns where the activation's output is: it is written
  * to m->y again unless it is kept, or nothing reads it (then NULL). */
 const char *model_activation_gradient(struct model *m, int layer, int64_t tokens);
-/* The first block's input from m->ids, and the gradients of unit 0 from m->dx, which it may change. */
-void model_embed(struct model *m, int64_t tokens);
+/* The first block's input from m->ids, with the noise of a training pass over `noisy` unless that is NULL;
+ * and the gradients of unit 0 from m->dx, which it may change. */
+void model_embed(struct model *m, int64_t tokens, const struct model_batch *noisy);
 void model_embedding_gradient(struct model *m, const int32_t *host_ids, int64_t tokens, bool first);
 
 /* Checks the batch, copies it to the device, fills p. */
@@ -436,8 +437,8 @@ int model_head_losses(struct model *m, const struct model_pass *p, const char *x
                       float *losses, struct error *err);
 /* The head's input rows: m->h, or the gathered ones; once for each forward pass. */
 char *model_head_input(struct model *m, const struct model_pass *p);
-/* m->losses of m->logits (n rows), which the gradient of sum(loss · row_scale) · scale replaces with
- * backward. */
+/* m->losses of m->logits (n rows): cross-entropy. With backward the loss that is trained, and the gradient of
+ * sum(loss · row_scale) · scale replaces the logits. */
 void model_cross_entropy(struct model *m, const int32_t *targets, int64_t n, float scale,
                          const float *row_scale, bool backward);
 /* The soft cap of logits on the host, where the family has one. */

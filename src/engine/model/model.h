@@ -46,12 +46,17 @@ struct model_options {
 	size_t logits_bytes;               /* device_logits_bytes of the device that it is for */
 	const struct model_tuning *tuning; /* that the layout was made with, borrowed; NULL: none */
 	bool quantized; /* frozen blocks are in 4 bits: none of their matrices lies as [in, out] (layout.h) */
-	uint64_t seed;  /* of the masks of dropout */
+	uint64_t seed;  /* of the masks of dropout, and of noise */
 	bool weighed;   /* batches have weigh */
 	/* The gradients of a unit may come to the place of its weights (model_set_unit). */
 	bool in_place;
-	int64_t cache_tokens; /* generation: length of the KV cache of a sequence, 0: none */
-	int cache_sequences;  /* generation: sequences; 0: one */
+	/* Of training passes alone; evaluation has neither noise nor another loss than cross-entropy. */
+	double neftune_alpha;   /* noise on the embeddings of a row of L tokens, uniform in ±alpha /
+	                         * sqrt(L · hidden) (Jain et al. 2023); 0: none */
+	double label_smoothing; /* of device_loss; 0: none */
+	bool dft;               /* its by_probability */
+	int64_t cache_tokens;   /* generation: length of the KV cache of a sequence, 0: none */
+	int cache_sequences;    /* generation: sequences; 0: one */
 };
 
 /* A micro-batch: rows of all its sequences behind each other, without padding. Host memory, borrowed for the
@@ -62,7 +67,11 @@ struct model_batch {
 	const int32_t *targets; /* < 0: not counted; NULL where no loss is asked for */
 	int documents;
 	const int32_t *starts; /* [documents + 1]: 0 first, tokens last */
-	int64_t number;        /* among all of the run, for the masks of dropout in a training pass */
+	int64_t number; /* among all of the run, for the masks of dropout and the noise in a training pass */
+	/* Where the rows end, of which each has some of the documents: the last one at `tokens`. For the
+	 * noise; NULL: each document is a row. */
+	const int32_t *row_ends;
+	int rows;
 	/* For losses of more than single tokens, in a model made for it (weighed); else NULL. Of a model of
 	 * scores: with the score in place of the loss where targets has an id, whichever. Called in each
 	 * training pass, between forward and backward, with the loss of each token (host, [tokens], 0 where

@@ -96,6 +96,7 @@ struct model_config {
 	double logits_cap;
 	/* Factors; 1: none. */
 	double embedding_scale, residual_scale, logits_scale;
+	bool noise_scaled;     /* noise on embeddings has their factor, too */
 	int32_t bos, eos, pad; /* -1: not given; the first where a list is given */
 };
 

@@ -304,7 +304,8 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	p->block_backward += attention(h, c, type, rows, row, true) + written + again +
 	                     norms * cost_stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) +
 	                     rotation;
-	p->embedding_forward = cost_stream(h, type, RATE_COPY, 2 * hidden * element);
+	p->embedding_forward =
+	    cost_stream(h, type, RATE_COPY, 2 * hidden * element) * (o->neftune_alpha > 0 ? 2 : 1);
 	p->embedding_backward = cost_stream(
 	    h, type, RATE_COPY, hidden * (element + 8 * t) + (add || c->tied ? 0 : 4 * vocab * hidden));
 	if (!trained.embedding)

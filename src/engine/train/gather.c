@@ -7,7 +7,8 @@
 void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
                     struct model_batch *batch)
 {
-	*batch = (struct model_batch){.ids = t->ids, .targets = t->targets, .starts = t->starts};
+	*batch = (struct model_batch){
+	    .ids = t->ids, .targets = t->targets, .starts = t->starts, .row_ends = t->row_ends};
 	t->starts[0] = 0;
 	for (int64_t i = 0; i < n; i++) {
 		struct dataset_row row;
@@ -22,5 +23,6 @@ void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t
 		for (int d = 1; d <= row.documents; d++)
 			t->starts[++batch->documents] = (int32_t)batch->tokens + row.starts[d];
 		batch->tokens += row.length;
+		t->row_ends[batch->rows++] = (int32_t)batch->tokens;
 	}
 }

@@ -47,7 +47,7 @@ struct trainer {
 	/* On the host: the rows of a step, of this rank and of all; then the tokens of a micro-batch. */
 	int64_t *rows, *all_rows;
 	int64_t max_row;
-	int32_t *ids, *targets, *starts;
+	int32_t *ids, *targets, *starts, *row_ends;
 	/* Where the rows of gradients travel by themselves (shard_gathers_rows): of all ranks' last
 	 * micro-steps. */
 	int64_t *rank_tokens;

@@ -87,6 +87,13 @@ int train_options_check(const struct train_options *o, struct error *err)
 	         (o->preference.beta > 0 && o->preference.label_smoothing >= 0 &&
 	          o->preference.label_smoothing < 0.5),
 	     "preference.beta has to be above 0, and preference.label_smoothing from 0 to below 0.5"},
+	    {o->neftune_alpha >= 0 && o->label_smoothing >= 0 && o->label_smoothing < 1,
+	     "neftune_alpha: not negative, and label_smoothing from 0 to below 1"},
+	    {!o->dft || o->label_smoothing == 0,
+	     "the loss of DFT has no label smoothing (train.loss, train.label_smoothing)"},
+	    {o->preference.kind == PREFERENCE_NONE ||
+	         (o->neftune_alpha == 0 && o->label_smoothing == 0 && !o->dft),
+	     "neftune_alpha, label_smoothing and dft are for pretraining and fine-tuning"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
 	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};

@@ -61,6 +61,8 @@ struct train_options {
 	int prefetch;                 /* units whose weights are gathered ahead */
 	int64_t persist_below;        /* elements; the weights of smaller units stay whole */
 	size_t logits_bytes;          /* device_logits_bytes, which a trainer fills in itself */
+	double neftune_alpha, label_smoothing; /* of model_options, and so is dft */
+	bool dft;
 	struct preference_options preference;
 	/* likewise: the device has no products of this precision, and computes them in fp32 with scratch */
 	bool widens;

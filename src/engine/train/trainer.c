@@ -64,7 +64,8 @@ static int allocate(struct trainer *t, struct error *err)
 	t->ids = malloc(tokens * sizeof(*t->ids));
 	t->targets = malloc(tokens * sizeof(*t->targets));
 	t->starts = malloc((tokens + 1) * sizeof(*t->starts));
-	if (!t->rows || !t->all_rows || !t->ids || !t->targets || !t->starts)
+	t->row_ends = malloc(batch * sizeof(*t->row_ends));
+	if (!t->rows || !t->all_rows || !t->ids || !t->targets || !t->starts || !t->row_ends)
 		return error_oom(err);
 	if (shard_gathers_rows(t->plan->shard)) {
 		t->rank_tokens = calloc((size_t)t->world_size, sizeof(*t->rank_tokens));
@@ -170,6 +171,7 @@ void trainer_free(struct trainer *t)
 	free(t->ids);
 	free(t->targets);
 	free(t->starts);
+	free(t->row_ends);
 	free(t->rank_tokens);
 	free(t->rank_ids);
 	free(t);
