@@ -76,10 +76,12 @@ struct run_config {
 		char *optimizer; /* adamw sgd lion lamb lars adafactor muon adamw_8bit lion_8bit */
 		double weight_decay, beta1, beta2, epsilon, momentum;
 		bool nesterov;
-		bool decay_all;    /* decay norms and biases too */
-		double clip;       /* 0: none */
-		char *precision;   /* auto fp32 bf16 fp16 */
-		double loss_scale; /* fp16's; 0: dynamic, by the next five */
+		bool decay_all; /* decay norms and biases too */
+		double clip;    /* 0: none */
+		char *loss;
+		double label_smoothing, neftune_alpha; /* 0: none */
+		char *precision;                       /* auto fp32 bf16 fp16 */
+		double loss_scale;                     /* fp16's; 0: dynamic, by the next five */
 		int64_t loss_scale_power, loss_scale_window, hysteresis;
 		bool consecutive_hysteresis;
 		double min_loss_scale;

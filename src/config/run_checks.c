@@ -288,6 +288,14 @@ static int check_preference(const struct run_config *c, const char *where, struc
 	     "it is for task = \"kto\""},
 	    {c->task != RUN_DPO && c->task != RUN_KTO && c->preference.reference, "preference.reference",
 	     "it is for the tasks dpo and kto: no other one has a reference model"},
+	    {prefers && c->train.neftune_alpha > 0, "train.neftune_alpha",
+	     "it is for the tasks pretrain and sft"},
+	    {prefers && c->train.label_smoothing > 0, "train.label_smoothing",
+	     c->task == RUN_DPO || c->task == RUN_SIMPO
+	         ? "it is of tokens, and preference.label_smoothing of pairs"
+	         : "it is for the tasks pretrain and sft"},
+	    {prefers && !str_eq(c->train.loss, "cross_entropy"), "train.loss",
+	     "it is for the tasks pretrain and sft"},
 	    {prefers && c->data.packing, "data.packing", "a row of preferences is a pair of answers"},
 	    {prefers && c->data.train_on_prompt, "data.train_on_prompt",
 	     "preferences compare answers to the same prompt"},
@@ -343,6 +351,12 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		                 c->train.min_learning_rate, c->train.learning_rate);
 	if (check_loss_scale(c, where, err) < 0)
 		return -EINVAL;
+	if (str_eq(c->train.loss, "dft") && c->train.label_smoothing > 0)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: train.label_smoothing: has no effect with train.loss = \"dft\"; leave one "
+		    "of the two out",
+		    where);
 	if (!strcmp(c->train.precision, "fp8") && strcmp(c->lora.quantize, "none") != 0)
 		return error_set(
 		    err, -EINVAL,

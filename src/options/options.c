@@ -111,6 +111,9 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 		return error_set(err, -EINVAL, "train.optimizer: %s is not known", c->train.optimizer);
 	out->decay_all = c->train.decay_all;
 	out->clip = c->train.clip;
+	out->neftune_alpha = c->train.neftune_alpha;
+	out->label_smoothing = c->train.label_smoothing;
+	out->dft = str_eq(c->train.loss, "dft");
 	/* "auto" is decided once the ranks are connected; until then, the one that allows the other
 	 * options. */
 	out->precision = DTYPE_BF16;

@@ -238,6 +238,11 @@ class Case:
         self.knows = rng.random() < 0.5
         if self.served and rng.random() < 0.2:
             c["output"]["resume"] = "never"
+        if task in ("pretrain", "sft"):
+            c["train"].update(rng.choice([{}, {}, {}, {"loss": "dft"}, {"label_smoothing": 0.1}]))
+            # The noise is that of a micro-batch.
+            if self.move != "ranks" and rng.random() < 0.2:
+                c["train"]["neftune_alpha"] = 5
         self.before = weighted(rng, {None: 8, "model": 1, "adapter": 1})  # what an earlier run has left
         if self.before:
             c["output"]["overwrite"] = True

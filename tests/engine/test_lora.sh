@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Adapters (with dropout, as DoRA and PiSSA) and freeze training: two ranks have the losses of one rank under each strategy, a resumed run and one with offload have its own
+# Adapters (with dropout, noise on embeddings and smoothed targets; as DoRA and PiSSA) and freeze training: two ranks have the losses of one rank under each strategy, a resumed run and one with offload have its own
 # bitwise, what is frozen stays as it was, and a target that the model does not have is one line.
 . "$(dirname "$0")/worker.sh"
 more() { # NAME GROUPS: adds groups to the configuration
@@ -23,13 +23,14 @@ near() { # A B
 		awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { exit !(n == 20 && max <= 1e-5) }'
 }
 lora='"lora": {"rank": 4, "alpha": 16, "modules_to_save": ["norm"], "plus_ratio": 4, "dropout": 0.1}'
-json one "$tmp/one" '"max_steps": 20, "accumulation": 2' '"save_steps": 10'
+noise='"neftune_alpha": 5, "label_smoothing": 0.1'
+json one "$tmp/one" "$noise"', "max_steps": 20, "accumulation": 2' '"save_steps": 10'
 more one "$lora"
 run one || { cat "$tmp/one.log"; fail "one rank"; }
 [ -s "$tmp/one/adapter_model.safetensors" ] && [ -s "$tmp/one/adapter_config.json" ] && [ ! -e "$tmp/one/model.safetensors" ] ||
 	fail "no adapter in PEFT's format"
 for s in ddp zero1 zero2 zero3; do
-	json $s "$tmp/$s" '"max_steps": 20' '"save_steps": 10'
+	json $s "$tmp/$s" "$noise"', "max_steps": 20' '"save_steps": 10'
 	more $s "$lora, \"parallel\": {\"strategy\": \"$s\"}"
 	pair $s || { cat "$tmp/$s-0.log"; fail "$s"; }
 	near one $s || fail "$s: other losses than one rank"
@@ -43,7 +44,7 @@ same() { # A B
 }
 for o in '"optimizer"' '"all"' '"all", "offload_dir": "'"$tmp/nvme"'"'; do
 	rm -rf "$tmp/host"
-	json host "$tmp/host" '"max_steps": 20, "accumulation": 2' '"save_steps": 10'
+	json host "$tmp/host" "$noise"', "max_steps": 20, "accumulation": 2' '"save_steps": 10'
 	more host "$lora, \"parallel\": {\"offload\": $o}"
 	run host || { cat "$tmp/host.log"; fail "offload: $o"; }
 	same one host
@@ -54,7 +55,7 @@ sed -i "s|$tmp/one|$tmp/host|" "$tmp/back.json"
 attempt=2 run back || { cat "$tmp/back.log"; fail "resumed without offload"; }
 grep -q '^resuming from .*checkpoint-10' "$tmp/back.log" || fail "not resumed without offload"
 same one host
-json zero3-host "$tmp/zero3-host" '"max_steps": 20' '"save_steps": 10'
+json zero3-host "$tmp/zero3-host" "$noise"', "max_steps": 20' '"save_steps": 10'
 more zero3-host "$lora, \"parallel\": {\"strategy\": \"zero3\", \"offload\": \"all\"}"
 pair zero3-host || { cat "$tmp/zero3-host-0.log"; fail "offload on two ranks"; }
 same zero3 zero3-host

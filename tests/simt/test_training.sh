@@ -36,7 +36,7 @@ grep -q '^warning: attention with heads of 16 does not use the tensor cores' "$t
 ! grep -q '^warning: attention' "$tmp/cpu.log" || fail "a warning of attention on a processor: $(cat "$tmp/cpu.log")"
 compare bf16 bf16 16 1e-2
 compare biases bf16 16 1e-2
-compare none bf16 16 1e-2 ', "master": "none"'
+compare none bf16 16 1e-2 ', "master": "none", "loss": "dft"'
 compare gradients bf16 16 1e-2 ', "gradient_type": "bf16"'
 compare tiles bf16 64 1e-2
 ! grep -q '^warning: attention' "$tmp/simt.log" || fail "a warning of attention on tensor cores: $(cat "$tmp/simt.log")"
@@ -53,8 +53,8 @@ grep -q 'attention: cuDNN' "$tmp/simt.log" || fail "whose attention: $(head -1 "
 compare fp8 fp8 16 2e-2
 compare fp8-biases fp8 16 2e-2 ', "recompute": "selective", "accumulation": 2'
 compare fp8-adapters fp8 16 2e-2 '' '"lora": {"rank": 4}'
-# DoRA, its masks and 4 bits, also where the state and the frozen blocks come from the host.
-compare dora fp32 16 2e-5 '' '"lora": {"rank": 4, "dora": true, "dropout": 0.1, "quantize": "nf4_double"}'
+# DoRA, its masks and 4 bits, also where the state and the frozen blocks come from the host; noise and smoothed targets.
+compare dora fp32 16 2e-5 ', "neftune_alpha": 5, "label_smoothing": 0.1' '"lora": {"rank": 4, "dora": true, "dropout": 0.1, "quantize": "nf4_double"}'
 compare dora-host bf16 16 1e-2 '' '"lora": {"rank": 4, "dora": true, "modules_to_save": ["norm"]}, "parallel": {"offload": "all"}'
 compare four-host fp32 16 2e-5 '' '"lora": {"rank": 4, "quantize": "nf4"}, "parallel": {"offload": "all", "prefetch": 0}'
 

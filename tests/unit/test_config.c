@@ -278,6 +278,9 @@ static const struct {
      "parallel.strategy = \"ddp\" has no shards"},
     {ON_RANKS("2", "offload = \"all\"; }; train = { optimizer = \"adafactor\";"), NULL,
      "and train.optimizer is \"adafactor\"; use one of these"},
+    {ON_RANKS("1", "}; train = { loss = \"dft\"; label_smoothing = 0.1;"), NULL,
+     "x.conf: train.label_smoothing: has no effect with train.loss = \"dft\"; leave one of the two out"},
+    {ON_RANKS("1", "}; train = { loss = \"focal\";"), NULL, "train.loss: "},
     {PRECISION("fp16", "loss_scale = 0.5;"), NULL, "train.loss_scale: with 0.5 small gradients vanish"},
     {PRECISION("fp16", "min_loss_scale = 8.1; loss_scale_power = 3;"), NULL,
      "train.min_loss_scale: 8.1 is above the first loss scale, 2^3 = 8"},
@@ -400,6 +403,9 @@ static const struct {
     {"preference.undesirable_weight", "2.0", "kto"},
     {"preference.reference", "/r", "dpo kto"},
     {"data.packing", "true", "sft"},
+    {"train.loss", "dft", "sft"},
+    {"train.label_smoothing", "0.1", "sft"},
+    {"train.neftune_alpha", "5", "sft"},
     {"data.train_on_prompt", "true", "sft"},
     {"data.mask_history", "true", "sft"},
 };
@@ -1196,7 +1202,8 @@ START_TEST(numbers_have_these_ranges)
 	    "train.min_learning_rate 0 100\ntrain.warmup_ratio 0 1\ntrain.warmup_steps 0 1000000000000\n"
 	    "train.decay_ratio 0 1\ntrain.embedding_learning_rate 0 100\ntrain.weight_decay 0 100\n"
 	    "train.beta1 0 0.999999\ntrain.beta2 0 0.999999\ntrain.epsilon 9.999999999999999e-21 1\n"
-	    "train.momentum 0 0.999999\ntrain.clip 0 1000000000\ntrain.loss_scale 0 1e+30\n"
+	    "train.momentum 0 0.999999\ntrain.clip 0 1000000000\ntrain.label_smoothing 0 0.99\n"
+	    "train.neftune_alpha 0 10000\ntrain.loss_scale 0 1e+30\n"
 	    "train.loss_scale_power 0 64\ntrain.loss_scale_window 1 1000000000000\ntrain.hysteresis 1 "
 	    "1000000\n"
 	    "train.min_loss_scale 1e-06 1e+30\ntrain.seed 0 9007199254740992\ntrain.eval_steps 0 "

@@ -150,6 +150,8 @@ START_TEST(what_is_there_or_not)
 	    *momentum =
 	        config_of(pretrain, "train.optimizer=sgd", "train.momentum=0.7", "train.nesterov=true"),
 	    *plain = config_of(pretrain, "parallel.strategy=ddp"),
+	    *smooth = config_of(sft, "train.label_smoothing=0.1", "train.neftune_alpha=5"),
+	    *dft = config_of(pretrain, "train.loss=dft"),
 	    *disk = config_of(pretrain, "parallel.offload=optimizer", "parallel.offload_dir=/disk"),
 	    *front = config_of(pretrain, "output.background=false", "output.save_steps=3"),
 	    *back = config_of(pretrain, "output.save_steps=3");
@@ -162,6 +164,11 @@ START_TEST(what_is_there_or_not)
 	o = options_of(momentum);
 	ck_assert(o.nesterov && o.momentum == 0.7);
 	ck_assert(!options_of(plain).nesterov && !options_of(plain).decay_all && options_of(plain).shuffle);
+	o = options_of(plain);
+	ck_assert(!o.dft && o.label_smoothing == 0 && o.neftune_alpha == 0);
+	o = options_of(smooth);
+	ck_assert(!o.dft && o.label_smoothing == 0.1 && o.neftune_alpha == 5);
+	ck_assert(options_of(dft).dft);
 	ck_assert_str_eq(options_of(disk).offload_dir, "/disk");
 	ck_assert(!options_of(front).copies_state && options_of(back).copies_state);
 	ck_assert(options_strategy_is_auto(fp8) && !options_strategy_is_auto(plain));
