@@ -184,10 +184,11 @@ static inline char *model_weight(const struct model *m, int unit, enum parameter
 {
 	int at = model_place(m, unit, part, role);
 	const struct model_unit *u = &m->layout->unit[MAX(at, 0)];
-	int64_t offset = u->offset[part][role];
+	int64_t offset;
 
 	if (at < 0)
 		return NULL;
+	offset = u->offset[part][role];
 	if (at == m->vector_weights_of && offset >= u->matrices)
 		return m->vector_weights + (size_t)(offset - u->matrices) * m->size;
 	return m->unit[at].w + (size_t)offset * m->size;
