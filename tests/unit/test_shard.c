@@ -322,7 +322,7 @@ static void compare(const struct run *run, const struct rank_run *ranks, const s
 
 /* 22 rows of 9 to 17 tokens in two documents each: the last step of an epoch has no rows for some ranks, in
  * some of its micro-steps. */
-static void compare_all(struct run *run)
+static void compare_from(struct run *run, enum shard_strategy first)
 {
 	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(22, 9, 8, 50, true);
 	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
@@ -333,7 +333,7 @@ static void compare_all(struct run *run)
 	run->o.strategy = SHARD_DDP;
 	ddp = run_all(run);
 	ck_assert_double_lt(ddp[0].losses[STEPS - 1], ddp[0].losses[0] - 0.1);
-	for (int s = SHARD_ZERO1; s <= SHARD_HYBRID; s++) {
+	for (int s = (int)first; s <= SHARD_HYBRID; s++) {
 		struct rank_run *ranks;
 
 		if (s == SHARD_HYBRID && run->world_size % run->o.shard_degree)
@@ -344,6 +344,11 @@ static void compare_all(struct run *run)
 		done(ranks);
 	}
 	done(ddp);
+}
+
+static void compare_all(struct run *run)
+{
+	compare_from(run, SHARD_ZERO1);
 }
 
 START_TEST(losses_are_those_of_ddp)
@@ -383,15 +388,15 @@ START_TEST(gradients_replace_weights)
 	static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_BF16, DTYPE_F16};
 	struct run run = {.world_size = 2 + _i % 3, .tied = _i / 3};
 
-	for (int kind = 0; kind < (int)ARRAY_SIZE(types); kind++) {
+	for (int kind = _i % 2; kind < (int)ARRAY_SIZE(types); kind += 2) {
 		options(&run.o, SHARD_DDP, 1 + kind % 2 * 2);
-		run.odd = (_i + kind) % 2;
+		run.odd = (_i + kind / 2) % 2;
 		run.o.prefetch = 0;
 		run.o.precision = types[kind];
 		run.o.recompute = (enum model_recompute)((_i + kind) % 3);
 		run.o.reduce_type = kind == 2 ? DTYPE_BF16 : DTYPE_F32;
 		run.o.scaler.power = 12;
-		compare_all(&run);
+		compare_from(&run, SHARD_ZERO3);
 	}
 }
 END_TEST
