@@ -263,7 +263,9 @@ static void *receive(void *context)
 	return NULL;
 }
 
-static void manager_start(struct manager *m)
+/* Starts the service with that manager. The thread comes after it: a lock that a beginning thread has while
+ * the service is forked would stay taken there. */
+static void manager_start(struct manager *m, struct daemon_fixture *f, struct daemon_setup setup)
 {
 	struct sockaddr_un sun = {.sun_family = AF_UNIX};
 
@@ -273,6 +275,8 @@ static void manager_start(struct manager *m)
 	ck_assert_int_eq(bind(m->fd, (struct sockaddr *)&sun, sizeof(sun)), 0);
 	ck_assert_int_eq(pthread_mutex_init(&m->mutex, NULL), 0);
 	ck_assert_int_eq(pthread_cond_init(&m->came, NULL), 0);
+	setup.notify = m->path;
+	daemon_fixture_start(f, &setup);
 	ck_assert_int_eq(pthread_create(&m->thread, NULL, receive, m), 0);
 }
 
@@ -311,8 +315,7 @@ START_TEST(the_state_of_the_controller_is_told)
 	struct manager m;
 	struct daemon_fixture f;
 
-	manager_start(&m);
-	daemon_fixture_start(&f, &(struct daemon_setup){.notify = m.path});
+	manager_start(&m, &f, (struct daemon_setup){0});
 	await_message(&m, "STATUS=Controller n1: 1 of 1 nodes up; 0 runs queued, 0 under way");
 	await_message(&m, "READY=1");
 	daemon_submit(&f, NULL, "exec sleep 60", 1, 2);
@@ -340,8 +343,7 @@ START_TEST(the_end_of_runs_is_told)
 	struct daemon_fixture f;
 	struct raw_answer a;
 
-	manager_start(&m);
-	daemon_fixture_start(&f, &(struct daemon_setup){.notify = m.path});
+	manager_start(&m, &f, (struct daemon_setup){0});
 	daemon_submit(&f, NULL, "exec sleep 60", 1, 2);
 	daemon_await(&f, 1, "running");
 	a = daemon_ask(&f, NULL, &end_runs);
@@ -363,9 +365,7 @@ START_TEST(the_state_of_a_node_is_told)
 	struct manager m;
 	struct daemon_fixture f;
 
-	manager_start(&m);
-	daemon_fixture_start(
-	    &f, &(struct daemon_setup){.notify = m.path, .hosts = hosts, .controller = "n2", .port = port});
+	manager_start(&m, &f, (struct daemon_setup){.hosts = hosts, .controller = "n2", .port = port});
 	await_message(&m, "STATUS=Node n1: 2 of 2 slots free; controller n2");
 	await_message(&m, "READY=1");
 	/* As long as its event loop turns. */
