@@ -379,11 +379,6 @@ OPERATION(gelu_backward,
            bool gated, enum dtype type),
           (dev, d_x, y, d_y, x, tokens, cols, gated, type), 0,
           ((gated ? 5.0 : 3.0) + (y ? 1.0 : 0.0)) * (double)tokens * cols * size_of(type), "gelu backward")
-OPERATION(capped_cross_entropy,
-          (struct device * dev, float cap, void *logits, enum dtype type, const int32_t *targets,
-           int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss, bool backward),
-          (dev, cap, logits, type, targets, rows, vocab, scale, row_scale, loss, backward), 0,
-          (backward ? 3.0 : 1.0) * (double)rows * (double)vocab * size_of(type), "capped cross-entropy")
 OPERATION(variant_cross_entropy,
           (struct device * dev, const struct device_loss *d, void *logits, enum dtype type,
            const int32_t *targets, int64_t rows, int64_t vocab, float scale, const float *row_scale,

@@ -617,25 +617,6 @@ void device_gelu_backward(struct device *dev, void *d_x, void *y, const void *d_
 		}
 }
 
-void device_capped_cross_entropy(struct device *dev, float cap, void *logits, enum dtype type,
-                                 const int32_t *targets, int64_t rows, int64_t vocab, float scale,
-                                 const float *row_scale, float *loss, bool backward)
-{
-	for (int64_t t = 0; t < rows; t++) {
-		float *x = (float *)logits + t * vocab;
-		double factor = scale * (row_scale ? row_scale[t] : 1), sum = 0;
-
-		for (int64_t i = 0; i < vocab; i++)
-			sum += exp(cap * tanh(x[i] / (double)cap));
-		loss[t] = targets[t] < 0 ? 0 : (float)(log(sum) - cap * tanh(x[targets[t]] / (double)cap));
-		for (int64_t i = 0; i < vocab && backward; i++) {
-			double h = tanh(x[i] / (double)cap), p = exp(cap * h) / sum - (i == targets[t]);
-
-			x[i] = targets[t] < 0 ? 0 : (float)(p * factor * (1 - h * h));
-		}
-	}
-}
-
 void device_variant_cross_entropy(struct device *dev, const struct device_loss *d, void *logits,
                                   enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab,
                                   float scale, const float *row_scale, float *loss, bool backward)

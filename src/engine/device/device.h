@@ -436,13 +436,10 @@ void device_gelu_backward(struct device *dev, void *d_x, void *y, const void *d_
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
                           int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss,
                           bool backward);
-/* The same of capped logits: of y = cap · tanh(x / cap) where x is in `logits`; d_logits are those of x. */
-void device_capped_cross_entropy(struct device *dev, float cap, void *logits, enum dtype type,
-                                 const int32_t *targets, int64_t rows, int64_t vocab, float scale,
-                                 const float *row_scale, float *loss, bool backward);
 /* The same of other losses of the softmax's log-probabilities log p. */
 struct device_loss {
-	float cap; /* of the logits, as above; 0: none */
+	/* Of y = cap · tanh(x / cap) where x is in `logits`; d_logits are those of x. 0: none */
+	float cap;
 	/* Label smoothing (Szegedy et al. 2016): (1 - smoothing) · -log p[target] + smoothing · the mean of
 	 * -log p over the vocabulary. */
 	float smoothing;

@@ -112,16 +112,15 @@ void model_scale_logits(struct model *m, void *x, int64_t rows)
 void model_cross_entropy(struct model *m, const int32_t *targets, int64_t n, float scale,
                          const float *row_scale, bool backward)
 {
-	struct device_loss trained = {.cap = (float)m->c.logits_cap,
-	                              .smoothing = (float)m->o.label_smoothing,
-	                              .by_probability = m->o.dft};
+	struct device_loss loss = {.cap = (float)m->c.logits_cap};
 
-	if (backward && (m->o.label_smoothing > 0 || m->o.dft))
-		device_variant_cross_entropy(m->dev, &trained, m->logits, m->o.type, targets, n, m->c.vocab,
-		                             scale, row_scale, m->losses, true);
-	else if (m->c.logits_cap > 0)
-		device_capped_cross_entropy(m->dev, (float)m->c.logits_cap, m->logits, m->o.type, targets, n,
-		                            m->c.vocab, scale, row_scale, m->losses, backward);
+	if (backward) {
+		loss.smoothing = (float)m->o.label_smoothing;
+		loss.by_probability = m->o.dft;
+	}
+	if (loss.cap > 0 || loss.smoothing > 0 || loss.by_probability)
+		device_variant_cross_entropy(m->dev, &loss, m->logits, m->o.type, targets, n, m->c.vocab,
+		                             scale, row_scale, m->losses, backward);
 	else
 		device_cross_entropy(m->dev, m->logits, m->o.type, targets, n, m->c.vocab, scale, row_scale,
 		                     m->losses, backward);

@@ -60,9 +60,6 @@
 	                 enum dtype type))                                                                   \
 	X(gelu_backward, (struct device * dev, void *d_x, void *y, const void *d_y, const void *x,           \
 	                  int64_t tokens, int cols, bool gated, enum dtype type))                            \
-	X(capped_cross_entropy,                                                                              \
-	  (struct device * dev, float cap, void *logits, enum dtype type, const int32_t *targets,            \
-	   int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss, bool backward))    \
 	X(variant_cross_entropy, (struct device * dev, const struct device_loss *d, void *logits,            \
 	                          enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab,      \
 	                          float scale, const float *row_scale, float *loss, bool backward))          \

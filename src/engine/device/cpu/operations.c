@@ -193,14 +193,6 @@ void device_gelu_backward(struct device *dev, void *d_x, void *y, const void *d_
 	dev->kernels->gelu_backward(dev, d_x, y, d_y, x, tokens, cols, gated, type);
 }
 
-void device_capped_cross_entropy(struct device *dev, float cap, void *logits, enum dtype type,
-                                 const int32_t *targets, int64_t rows, int64_t vocab, float scale,
-                                 const float *row_scale, float *loss, bool backward)
-{
-	dev->kernels->capped_cross_entropy(dev, cap, logits, type, targets, rows, vocab, scale, row_scale,
-	                                   loss, backward);
-}
-
 void device_variant_cross_entropy(struct device *dev, const struct device_loss *d, void *logits,
                                   enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab,
                                   float scale, const float *row_scale, float *loss, bool backward)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cross-entropy with label smoothing, or times the target's probability; the logits may have a soft cap. */
+/* Cross-entropy of logits with a soft cap, which they get each time that a row is read, with label smoothing,
+ * or times the target's probability. */
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/parallel.h"
 #include "engine/device/cpu/vec.h"

@@ -78,25 +78,6 @@ template <typename T, int N> __device__ __forceinline__ float largest(const floa
 	return max;
 }
 
-/* *to = the larger of it and of all x of a block of whole warps, which are not negative: one of its threads
- * writes. */
-__device__ __forceinline__ void block_max_into(float *to, float x)
-{
-	__shared__ float part[32];
-	int warps = (int)blockDim.x / 32, lane = (int)threadIdx.x % 32;
-
-	x = warp_max(x);
-	if (lane == 0)
-		part[threadIdx.x / 32] = x;
-	__syncthreads();
-	if (threadIdx.x == 0) {
-		for (int w = 1; w < warps; w++)
-			x = fmaxf(x, part[w]);
-		max_into(to, x);
-	}
-	__syncthreads();
-}
-
 /* The same sum in every thread of a block of whole warps. May be called again at once. */
 template <typename V> __device__ __forceinline__ V block_sum(V x)
 {
@@ -123,6 +104,16 @@ __device__ __forceinline__ float block_max(float x)
 		part[threadIdx.x / 32] = x;
 	__syncthreads();
 	return warp_max(lane < warps ? part[lane] : -INFINITY);
+}
+
+/* *to = the larger of it and of all x of a block of whole warps, which are not negative: one of its threads
+ * writes. */
+__device__ __forceinline__ void block_max_into(float *to, float x)
+{
+	x = block_max(x);
+	if (threadIdx.x == 0)
+		max_into(to, x);
+	__syncthreads();
 }
 
 /* ---- host side ---- */

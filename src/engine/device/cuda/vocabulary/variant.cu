@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Cross-entropy with label smoothing, or times the target's probability, with one block for each row, which
- * is read twice, or three times with the gradient, as that of capped logits is. The logits may have a soft
- * cap.
+ * Cross-entropy of logits with a soft cap, with label smoothing, or times the target's probability, with one
+ * block for each row. The row is read twice, or three times with the gradient; what remains of it in the L2
+ * cache is not read from memory again.
  */
 #include "engine/device/cuda/kernel.cuh"
 
