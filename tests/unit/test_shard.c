@@ -401,6 +401,33 @@ START_TEST(gradients_replace_weights)
 }
 END_TEST
 
+/* A vocabulary whose logits of 300 tokens and more are in two chunks: the gradients of the head are added to
+ * while it is read, and have a place of their own, beside blocks whose gradients replace their weights. */
+START_TEST(a_head_in_chunks_beside_blocks_in_place)
+{
+	_cleanup_(dataset_closep) struct dataset *train = fake_dataset(30, 20, 10, 50, false);
+	_cleanup_(dataset_closep) struct dataset *eval = fake_dataset(5, 12, 8, 50, false);
+	struct run run = {.world_size = 2, .vocab = _i ? 32768 : 16384, .train = train, .eval = eval};
+	struct rank_run *ddp, *ranks;
+
+	options(&run.o, SHARD_DDP, 1);
+	run.o.precision = _i ? DTYPE_BF16 : DTYPE_F32;
+	run.o.micro_batch = 15;
+	run.o.max_steps = 3;
+	ddp = run_all(&run);
+	run.o.strategy = SHARD_ZERO3;
+	run.o.prefetch = 0;
+	ranks = run_all(&run);
+	for (int step = 0; step < run.o.max_steps; step++) {
+		ck_assert_double_eq_tol(ranks[0].losses[step], ddp[0].losses[step], _i ? 1e-3 : 1e-5);
+		ck_assert_double_eq_tol(ranks[0].norms[step], ddp[0].norms[step],
+		                        (_i ? 1e-2 : 1e-5) * ddp[0].norms[step]);
+	}
+	done(ranks);
+	done(ddp);
+}
+END_TEST
+
 /* An embedding and a head so much larger than the blocks that they have a slot of their own; with the small
  * ones of the other tests they come to the blocks' slots. */
 START_TEST(large_embedding_has_its_own_slot)
@@ -1423,6 +1450,7 @@ int main(void)
 	tcase_add_loop_test(c, losses_are_those_of_ddp, 0, 2 * RANKS);
 	tcase_add_loop_test(c, any_number_of_slots, 0, 2);
 	tcase_add_loop_test(c, gradients_replace_weights, 0, 6);
+	tcase_add_loop_test(c, a_head_in_chunks_beside_blocks_in_place, 0, 2);
 	tcase_add_loop_test(c, large_embedding_has_its_own_slot, 0, 2);
 	tcase_add_test(c, rows_are_gathered_where_that_pays);
 	tcase_add_loop_test(c, rows_of_a_tied_embedding, 0, 6);
