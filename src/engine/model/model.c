@@ -275,7 +275,7 @@ void model_place_buffers(struct model *m, struct arena *a)
 		                       "gradient of a frozen norm");
 		m->vectors = arena_take(a, BUFFER_SCRATCH, vectors_apart(m) * sizeof(float),
 		                        "gradients of norms and biases");
-		if (m->o.in_place)
+		if (m->o.in_place && m->size < sizeof(float))
 			m->vector_weights =
 			    arena_take(a, BUFFER_SCRATCH, vectors_apart(m) * m->size, "norms and biases");
 	}

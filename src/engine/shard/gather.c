@@ -148,13 +148,13 @@ static int replace_weights(struct shard *s, int unit, struct error *err)
 	/* What the micro-step before has left in another slot. */
 	int r = shard_finish_gradients(s, unit, err);
 
-	/* The gradient of an embedding needs no weights. */
-	if (r == 0 && !slot)
-		slot = free_slot(s, &s->weights[u->weights_ring], &(struct shard_window){.n = 0});
-	if (r == 0 && !slot)
-		return error_set(err, -EINVAL, "no slot for the gradients of unit %d", unit);
 	if (r < 0)
 		return r;
+	/* The gradient of an embedding needs no weights. */
+	if (!slot)
+		slot = free_slot(s, &s->weights[u->weights_ring], &(struct shard_window){.n = 0});
+	if (!slot)
+		return error_set(err, -EINVAL, "no slot for the gradients of unit %d", unit);
 	slot->gradients = unit;
 	u->gradients = slot->memory;
 	return 0;

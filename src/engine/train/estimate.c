@@ -358,6 +358,8 @@ static int find_fitting(const struct estimate_input *in, struct estimate *out, i
 		if (o.offload == SHARD_OFFLOAD_ALL && *ranks > 1)
 			o.strategy = MAX(o.strategy, SHARD_ZERO3);
 		for (size_t i = 0; i < ARRAY_SIZE(changes); i++) {
+			if (changes[i].lean && in->options->prefetch == 0)
+				continue;
 			o.prefetch = changes[i].lean ? 0 : in->options->prefetch;
 			if ((r = estimate_list(&more, list, err)) < 0)
 				return r;
