@@ -205,8 +205,8 @@ START_TEST(what_is_not_there_is_named)
 	expect("GET", "/v1/runs?state=nix", NULL, 400, "state=nix: active, all, or a state is needed");
 	submit_waiting("true", 2);
 	expect("GET", "/v1/runs", NULL, 200, "{\"runs\":[{\"id\":1");
-	expect("GET", "/v1/runs?user=nobody-has%20it", NULL, 200, "{\"runs\":[]}");
-	expect("GET", "/v1/runs?state=active&user=nobody-has%20it", NULL, 200, "{\"runs\":[]}");
+	expect("GET", "/v1/runs?user=no%20such%20user", NULL, 200, "{\"runs\":[]}");
+	expect("GET", "/v1/runs?state=active&user=no%20such%20user", NULL, 200, "{\"runs\":[]}");
 }
 END_TEST
 
