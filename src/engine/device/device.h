@@ -381,6 +381,42 @@ void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int
 void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const void *d_y,
                             const void *gate_up, int64_t tokens, int cols, enum dtype type, float *amax);
 
+/* ---- a mixture of experts (Shazeer et al. 2017): an MLP of which a token passes a few of many ---- */
+/* Row t of what follows is of a token. Its choices k are places of the rows that experts compute: all of the
+ * first expert, then those of the second, and so on, of one expert in the order of the tokens. */
+struct device_router {
+	int64_t tokens;
+	int experts, chosen; /* chosen: of a token, at most DEVICE_CHOSEN_MAX */
+	bool normalized;     /* the weights of a token add up to 1 */
+	enum dtype type;
+};
+#define DEVICE_EXPERTS_MAX 1024
+#define DEVICE_CHOSEN_MAX  32
+/* From logits [tokens, experts]: the experts of the largest ones, the largest first and of equal ones the
+ * lowest number, and their weights, which are the softmax over all experts; normalized: divided by the sum of
+ * the token's. Both are [tokens, chosen]. Of logits that are not finite the experts are distinct all the
+ * same. */
+void device_route(struct device *dev, const struct device_router *r, int32_t *expert, float *weight,
+                  const void *logits);
+/* starts [experts + 1]: the first place of each expert, then tokens · chosen. row [tokens · chosen]: the
+ * token of each place. place [tokens, chosen]: that of each choice. */
+void device_expert_places(struct device *dev, const struct device_router *r, int32_t *starts, int32_t *row,
+                          int32_t *place, const int32_t *expert);
+/* y[t, cols] = Σ weight[t,k] · x[place[t,k], cols], in the order of k, rounded once. weight NULL: all 1. */
+void device_expert_sum(struct device *dev, const struct device_router *r, void *y, const void *x,
+                       const int32_t *place, const float *weight, int cols);
+/* Backward through the weights of rows x [tokens · chosen, cols], of whose weighted ones d is the gradient,
+ * both in the order of places: d_weight[t,k] = d[p] · x[p], where p is place[t,k]; then d[p] and x[p] are
+ * multiplied with weight[t,k]. */
+void device_expert_weigh(struct device *dev, const struct device_router *r, float *d_weight, void *d, void *x,
+                         const int32_t *place, const float *weight, int cols);
+/* d_logits of Σ weight · d_weight, with expert and weight as device_route has written them. With balance
+ * (fp32 [experts]; NULL: none) also of scale · Σ loss, where loss[t] = Σ balance[e] · softmax(logits[t])[e]
+ * is written. d_logits may be logits. */
+void device_route_backward(struct device *dev, const struct device_router *r, void *d_logits,
+                           const void *logits, const int32_t *expert, const float *weight,
+                           const float *d_weight, const float *balance, float scale, float *loss);
+
 /* ---- adapters ---- */
 /* Dropout (Srivastava et al. 2014) with a mask that is never stored: y[i] = x[i] · factor for the elements
  * that are kept and 0 for the others, or with accumulate that added to y; factor makes the mean that of x.

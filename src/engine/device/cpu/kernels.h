@@ -49,6 +49,15 @@
 	  (struct device * dev, void *y, const void *gate_up, int64_t tokens, int cols, enum dtype type))    \
 	X(swiglu_backward, (struct device * dev, void *d_gate_up, void *y, const void *d_y,                  \
 	                    const void *gate_up, int64_t tokens, int cols, enum dtype type))                 \
+	X(route, (struct device * dev, const struct device_router *r, int32_t *expert, float *weight,        \
+	          const void *logits))                                                                       \
+	X(expert_sum, (struct device * dev, const struct device_router *r, void *y, const void *x,           \
+	               const int32_t *place, const float *weight, int cols))                                 \
+	X(expert_weigh, (struct device * dev, const struct device_router *r, float *d_weight, void *d,       \
+	                 void *x, const int32_t *place, const float *weight, int cols))                      \
+	X(route_backward, (struct device * dev, const struct device_router *r, void *d_logits,               \
+	                   const void *logits, const int32_t *expert, const float *weight,                   \
+	                   const float *d_weight, const float *balance, float scale, float *loss))           \
 	X(dropout, (struct device * dev, const struct device_dropout *d, void *y, bool accumulate,           \
 	            const void *x, enum dtype type, int64_t n))                                              \
 	X(add_noise,                                                                                         \

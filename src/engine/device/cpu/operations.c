@@ -159,6 +159,53 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 	fp8_find_largest(dev, &amax[1], d_gate_up, type, tokens, 2 * (int64_t)cols, 2 * (int64_t)cols);
 }
 
+void device_route(struct device *dev, const struct device_router *r, int32_t *expert, float *weight,
+                  const void *logits)
+{
+	dev->kernels->route(dev, r, expert, weight, logits);
+}
+
+void device_expert_places(struct device *dev, const struct device_router *r, int32_t *starts, int32_t *row,
+                          int32_t *place, const int32_t *expert)
+{
+	int64_t places = r->tokens * r->chosen;
+
+	(void)dev;
+	memset(starts, 0, ((size_t)r->experts + 1) * sizeof(*starts));
+	for (int64_t i = 0; i < places; i++)
+		starts[expert[i] + 1]++;
+	for (int e = 0; e < r->experts; e++)
+		starts[e + 1] += starts[e];
+	for (int64_t i = 0; i < places; i++) {
+		row[starts[expert[i]]] = (int32_t)(i / r->chosen);
+		place[i] = starts[expert[i]]++;
+	}
+	/* Each is now where the next one begins. */
+	for (int e = r->experts - 1; e > 0; e--)
+		starts[e] = starts[e - 1];
+	starts[0] = 0;
+}
+
+void device_expert_sum(struct device *dev, const struct device_router *r, void *y, const void *x,
+                       const int32_t *place, const float *weight, int cols)
+{
+	dev->kernels->expert_sum(dev, r, y, x, place, weight, cols);
+}
+
+void device_expert_weigh(struct device *dev, const struct device_router *r, float *d_weight, void *d, void *x,
+                         const int32_t *place, const float *weight, int cols)
+{
+	dev->kernels->expert_weigh(dev, r, d_weight, d, x, place, weight, cols);
+}
+
+void device_route_backward(struct device *dev, const struct device_router *r, void *d_logits,
+                           const void *logits, const int32_t *expert, const float *weight,
+                           const float *d_weight, const float *balance, float scale, float *loss)
+{
+	dev->kernels->route_backward(dev, r, d_logits, logits, expert, weight, d_weight, balance, scale,
+	                             loss);
+}
+
 void device_dropout(struct device *dev, const struct device_dropout *d, void *y, bool accumulate,
                     const void *x, enum dtype type, int64_t n)
 {
