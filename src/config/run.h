@@ -80,6 +80,7 @@ struct run_config {
 		double clip;    /* 0: none */
 		char *loss;
 		double label_smoothing, neftune_alpha; /* 0: none */
+		double router_loss;                    /* -1: as config.json says */
 		char *precision;                       /* auto fp32 bf16 fp16 */
 		double loss_scale;                     /* fp16's; 0: dynamic, by the next five */
 		int64_t loss_scale_power, loss_scale_window, hysteresis;

@@ -37,6 +37,8 @@ const struct key_name run_other_names[] = {
     {"grad_clip", "train.clip"},
     {"neftune_noise_alpha", "train.neftune_alpha"},
     {"label_smoothing_factor", "train.label_smoothing"},
+    {"moe_aux_loss_coef", "train.router_loss"},
+    {"router_aux_loss_coef", "train.router_loss"},
     {"use_dft_loss", "train.loss = \"dft\""},
     {"bf16", "train.precision = \"bf16\""},
     {"bf16.enabled", "train.precision = \"bf16\""},

@@ -113,6 +113,7 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->clip = c->train.clip;
 	out->neftune_alpha = c->train.neftune_alpha;
 	out->label_smoothing = c->train.label_smoothing;
+	out->router_loss = c->train.router_loss;
 	out->dft = str_eq(c->train.loss, "dft");
 	/* "auto" is decided once the ranks are connected; until then, the one that allows the other
 	 * options. */

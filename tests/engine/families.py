@@ -145,6 +145,30 @@ CASES |= {
 }
 
 
+def qwen3_moe(experts, chosen, width, **k):
+    return transformers.Qwen3MoeConfig(**BASE, num_experts=experts, num_experts_per_tok=chosen, moe_intermediate_size=width, **k)
+
+
+def mixtral(experts, chosen, **k):
+    return transformers.MixtralConfig(**BASE, num_local_experts=experts, num_experts_per_tok=chosen, **k)
+
+
+def olmoe(experts, chosen, **k):
+    return transformers.OlmoeConfig(**BASE, num_experts=experts, num_experts_per_tok=chosen, **k)
+
+
+CASES |= {
+    "qwen3_moe, 2 of 6 experts": lambda: qwen3_moe(6, 2, 40, **shape(64, 4, 2, 24, 88)),
+    "qwen3_moe, 3 of 20 experts whose weights are normalized, tied": lambda: qwen3_moe(20, 3, 24, **shape(48, 2, 1, 16, 88), norm_topk_prob=True,
+                                                                                       tie_word_embeddings=True),
+    "qwen3_moe, 1 of 4 experts, their loads balanced": lambda: qwen3_moe(4, 1, 40, **shape(64, 4, 2, 16, 88), output_router_logits=True,
+                                                                         router_aux_loss_coef=0.3),
+    "mixtral, 2 of 4 experts, window 7": lambda: mixtral(4, 2, **shape(64, 4, 2, 16, 56), sliding_window=7),
+    "mixtral, 2 of 5 experts, their loads balanced": lambda: mixtral(5, 2, **shape(64, 4, 2, 16, 56), output_router_logits=True, router_aux_loss_coef=0.1),
+    "olmoe, 4 of 9 experts": lambda: olmoe(9, 4, **square(4, 2, 16, 40)),
+}
+
+
 def random_rope(r):
     return r.choice([
         {"rope_type": "default", "rope_theta": r.choice([500.0, 1e4, 1e6])},
@@ -192,6 +216,14 @@ def random_config(family, r):
     if family == "gpt2":
         return gpt2(sizes["hidden_size"], kv * group, layers, **tied, n_inner=r.choice([None, 40]), activation_function=r.choice(
             ["gelu_new", "gelu_pytorch_tanh"]))
+    if family in ("qwen3_moe", "mixtral", "olmoe"):
+        experts = r.choice([1, 2, 5, 8, 33])
+        chosen = r.randint(1, min(experts, 5))
+        moe = dict(**tied, rope_parameters=rope, output_router_logits=flag(), router_aux_loss_coef=r.uniform(0.01, 0.5))
+        if family == "mixtral":
+            return mixtral(experts, chosen, **(sizes | own_dim), **moe, sliding_window=r.choice([None, 3, 9]))
+        moe |= dict(attention_bias=flag(), norm_topk_prob=flag())
+        return olmoe(experts, chosen, **sizes, **moe) if family == "olmoe" else qwen3_moe(experts, chosen, r.choice([8, 24, 33, 40]), **(sizes | own_dim), **moe)
     bias = dict(attention_bias=flag(), mlp_bias=flag())
     if family == "llama":
         return llama(**(sizes | own_dim), **tied, **bias, rope_parameters=rope)
@@ -220,16 +252,36 @@ def token_losses(logits, targets, flags):
 
 def reference(model, documents, masked, flags=()):
     """Sum of the losses over their count, and the logits of all documents behind each other."""
-    total, count, logits = 0, 0, []
+    total, count, logits, routers = 0, 0, [], []
+    balanced = getattr(model.config, "output_router_logits", False)
     for ids, skip in zip(documents, masked):
-        out = model(input_ids=torch.tensor([ids])).logits[0]
+        result = model(input_ids=torch.tensor([ids]))
+        out = result.logits[0]
+        routers.append(result.router_logits if balanced else ())
         logits.append(out.detach())
         targets = torch.tensor(ids[1:], dtype=torch.long)
         first = max(skip - 1, 0)
         if first < len(targets):
             total = total + token_losses(out[first:-1].float(), targets[first:], flags)
         count += len(ids) - 1 - first
-    return total / count, torch.cat(logits)
+    loss = total / count
+    if balanced:  # of all tokens of the batch together
+        layers = tuple(torch.cat(layer) for layer in zip(*routers))
+        balance = sys.modules[type(model).__module__].load_balancing_loss_func(layers, model.num_experts, model.num_experts_per_tok)
+        loss = loss + model.config.router_aux_loss_coef * balance
+    return loss, torch.cat(logits)
+
+
+def named(ours, key):
+    """Our tensor of a parameter of transformers, which has one matrix of all experts where a file has one of each."""
+    block, _, kind = key.partition(".mlp.experts.")
+    if key in ours or not kind:
+        return ours[key] if key in ours else ours[key.replace(".mlp.gate.", ".block_sparse_moe.gate.")]
+    mixtral = f"{block}.block_sparse_moe.gate.weight" in ours
+    prefix, names = (f"{block}.block_sparse_moe.experts", ("w1", "w3", "w2")) if mixtral else (f"{block}.mlp.experts", ("gate_proj", "up_proj", "down_proj"))
+    count = sum(name.startswith(prefix) and name.endswith(f".{names[0]}.weight") for name in ours)
+    parts = [[ours[f"{prefix}.{e}.{name}.weight"] for name in (names[:2] if kind == "gate_up_proj" else names[2:])] for e in range(count)]
+    return torch.stack([torch.cat(p) for p in parts])
 
 
 def half_precision(model, documents, masked, flags):
@@ -259,8 +311,8 @@ def far_from_double(model, ours, exact):
     most = max(g.norm() for g in exact.values())
     for key, p in model.named_parameters():
         zero = exact[key].norm() < 1e-9 * most
-        error, theirs = relative(ours[key].double(), exact[key]), relative(p.grad.double(), exact[key])
-        if ours[key].norm() > 1e-5 * most if zero else error > 1e-4 and error > 2 * theirs:
+        error, theirs = relative(named(ours, key).double(), exact[key]), relative(p.grad.double(), exact[key])
+        if named(ours, key).norm() > 1e-5 * most if zero else error > 1e-4 and error > 2 * theirs:
             yield f"{key} {error:.1e} (transformers {theirs:.1e})"
 
 
@@ -298,7 +350,7 @@ def run(name, config, program, flags, documents, masked):
     if "logits" in ours and relative(ours["logits"], logits) > worst:
         worst, where = relative(ours["logits"], logits), "logits"
     for key, p in model.named_parameters():
-        e = relative(ours[key], p.grad)
+        e = relative(named(ours, key), p.grad)
         if e > worst:
             worst, where = e, key
     if worst >= limit and "bf16" not in flags and where not in ("loss", "logits"):

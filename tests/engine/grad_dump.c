@@ -123,6 +123,7 @@ static int run(const char *path, const char *batch_path, const char *out, const 
 	    (r = safetensors_open(path, &files.model, err)) < 0 ||
 	    (adapter && (r = peft_adapter_open(adapter, NULL, 0, &files.adapter, err)) < 0))
 		return r;
+	options.router_loss = c.router_loss;
 	if (adapter) {
 		const struct peft_config *a = &files.adapter->config;
 

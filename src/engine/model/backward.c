@@ -96,12 +96,17 @@ static void head(struct model *m, const struct model_pass *p, const char *x, flo
 	                    tokens);
 }
 
-static void mlp_backward(struct model *m, int layer, int64_t tokens, bool first)
+static void mlp_backward(struct model *m, int layer, int64_t tokens, float scale, bool first,
+                         double *loss_sum)
 {
 	struct model_activations *a = &m->layer[layer];
 	int unit = layer + 1;
 	const char *dy = model_branch_gradient(m, unit, PARAMETER_MLP_OUT_NORM, a->mlp_out, tokens), *x, *y;
 
+	if (m->c.experts) {
+		model_experts_backward(m, layer, dy, tokens, scale, first, loss_sum);
+		return;
+	}
 	model_linear_input_gradient(m, unit, PARAMETER_DOWN, m->d_wide, dy, tokens);
 	y = model_activation_gradient(m, layer, tokens);
 	model_linear_weight_gradient(m, unit, PARAMETER_DOWN, dy, y, tokens, first);
@@ -286,14 +291,17 @@ static void recompute(struct model *m, const struct model_pass *p, int layer)
 	if (m->o.recompute == MODEL_RECOMPUTE_BLOCK) {
 		model_branch_input(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
 		model_block_forward(m, p, layer);
-		if (a->mlp_out) {
+		if (a->mlp_out) { /* no family that has experts has one */
 			x = model_activate(m, layer, tokens);
 			model_linear(m, unit, PARAMETER_DOWN, a->mlp_out, x, tokens);
 		}
 		return;
 	}
 	x = model_branch_input(m, unit, PARAMETER_POST_NORM, a->middle, tokens);
-	model_linear(m, unit, PARAMETER_GATE, a->gate_up, x, tokens);
+	if (m->c.experts)
+		model_experts_gate_up(m, layer, x, tokens);
+	else
+		model_linear(m, unit, PARAMETER_GATE, a->gate_up, x, tokens);
 }
 
 static int run_pass(struct model *m, const struct model_batch *batch, float scale, bool first,
@@ -318,7 +326,8 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 	if (batch->weigh && (r = weigh(m, &p, x, err)) < 0)
 		return r;
 	model_head_done(m, MODEL_FORWARD);
-	if ((r = need_head(m, err)) < 0)
+	if ((m->balance && (r = model_experts_balance(m, tokens, p.counted, err)) < 0) ||
+	    (r = need_head(m, err)) < 0)
 		return r;
 	m->d_low_of = m->d_scaled_of = -1;
 	model_fp8_start(m);
@@ -335,7 +344,7 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 			recompute(m, &p, l);
 		start_unit(m, l + 1, first);
 		save_vectors(m, l + 1);
-		mlp_backward(m, l, tokens, first);
+		mlp_backward(m, l, tokens, scale, first, loss_sum);
 		attention_backward(m, &p, l, first);
 		end_gradients(m, l + 1);
 		end_unit(m, l + 1);

@@ -52,11 +52,13 @@ static struct choice choose_by_names(const struct chooser *ch, enum parameter_ro
 		return (struct choice){.there = false};
 	if (!t || t->kind == TUNE_ALL)
 		return choice;
-	role_parameter_name(ch->c, role, base, module, sizeof(module));
+	role_parameter_name(ch->c, role, base, 0, module, sizeof(module));
 	*strrchr(module, '.') = '\0'; /* .weight or .bias */
 	if (t->kind == TUNE_LORA) {
 		choice.trained = is_named(t->saved, module, false, ch->used[1]);
-		choice.adapted = block && role_shape(ch->c, role, shape) == 2 &&
+		/* Experts and their router have no adapters: to PEFT they are no linear modules. */
+		choice.adapted = block && role_shape(ch->c, role, shape) == 2 && role != PARAMETER_ROUTER &&
+		                 !role_of_experts(ch->c, role) &&
 		                 is_named(t->target, module, true, ch->used[0]);
 		return choice;
 	}
@@ -68,7 +70,9 @@ static struct choice choose_by_names(const struct chooser *ch, enum parameter_ro
 
 static struct choice choose(const struct chooser *ch, enum parameter_role role, int base)
 {
-	struct choice choice = choose_by_names(ch, role, base);
+	/* Gate and up of an expert are one product, and lie behind each other. */
+	bool fused = role == PARAMETER_UP && role_of_experts(ch->c, role);
+	struct choice choice = choose_by_names(ch, fused ? PARAMETER_GATE : role, base);
 
 	/* A head of scores is trained whatever is named, as PEFT does. */
 	if (role == PARAMETER_HEAD && ch->c->scores)
@@ -105,7 +109,7 @@ static int check_rank(const struct chooser *ch, enum parameter_role role, int ba
 	least = MIN(shape[0], shape[1]);
 	if (ch->tuning->rank <= least)
 		return 0;
-	role_parameter_name(ch->c, role, base, name, sizeof(name));
+	role_parameter_name(ch->c, role, base, 0, name, sizeof(name));
 	return error_set(
 	    err, -EINVAL,
 	    "lora.rank: %lld is more than %s, a matrix of %lld x %lld, has; expected at most %lld",
@@ -114,7 +118,10 @@ static int check_rank(const struct chooser *ch, enum parameter_role role, int ba
 
 static int choose_all(const struct chooser *ch, struct error *err)
 {
-	static const char linears[] = "\"all\", or modules of its layers such as \"q_proj\", \"down_proj\"";
+	const char *linears =
+	    ch->c->experts ? "\"all\", or modules of its attention such as \"q_proj\", \"o_proj\" (experts "
+	                     "have no adapters)"
+	                   : "\"all\", or modules of its layers such as \"q_proj\", \"down_proj\"";
 	static const char outside[] = "modules such as \"embed_tokens\", \"norm\"";
 	const struct model_tuning *t = ch->tuning;
 	bool lora = t && t->kind == TUNE_LORA;

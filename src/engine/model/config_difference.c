@@ -12,7 +12,7 @@ struct value {
 	bool shown; /* as a number: config.json has it so */
 };
 
-enum { VALUES = 26 };
+enum { VALUES = 29 };
 
 /* What decides the shapes of the weights, and what is computed with them. The longest position counts only
  * where the rotation is derived from it: a run may go on with longer documents. A model of scores has a head
@@ -45,7 +45,10 @@ static void list_values(const struct model_config *c, struct value out[VALUES])
 	    {"scale of its logits", c->scores ? 1 : c->logits_scale, true},
 	    {"choice of biases", c->qkv_bias + 2 * c->o_bias + 4 * c->mlp_bias, false},
 	    {"kind of norms of q and k", c->qk_norm, false},
-	    {"hidden_act", c->activation, false}};
+	    {"hidden_act", c->activation, false},
+	    {"number of experts", c->experts, true},
+	    {"num_experts_per_tok", c->chosen_experts, true},
+	    {"norm_topk_prob", c->normalized_experts, true}};
 
 	for (int i = 0; i < VALUES; i++)
 		out[i] = all[i];

@@ -14,6 +14,7 @@
 #include "base/hub_name.h"
 #include "base/json.h"
 #include "base/str.h"
+#include "engine/model/config_experts.h"
 #include "engine/model/config_values.h"
 #include "engine/model/families.h"
 
@@ -445,7 +446,8 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 		                 type, family_names(names, sizeof(names)));
 	snprintf(c->family, sizeof(c->family), "%s", f->name);
 	if ((r = check_quantization(o, where, err)) < 0 || (r = read_activation(o, where, f, c, err)) < 0 ||
-	    (r = read_sizes(o, where, f, c, err)) < 0 || (r = read_rope(o, where, f, c, err)) < 0 ||
+	    (r = read_sizes(o, where, f, c, err)) < 0 || (r = config_read_experts(o, where, f, c, err)) < 0 ||
+	    (r = read_rope(o, where, f, c, err)) < 0 ||
 	    (f->no_rope_layers && (r = read_no_rope(o, where, c, err)) < 0) ||
 	    (r = read_window(o, where, f, c, err)) < 0 ||
 	    (!f->window_types && (r = check_layer_types(o, where, c, err)) < 0) ||

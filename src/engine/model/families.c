@@ -14,6 +14,9 @@ static const struct family_switch plain_gpt2[] = {{"scale_attn_weights", true},
                                                   {"add_cross_attention", false},
                                                   {NULL}};
 
+/* Every layer has experts that are chosen by their logits alone. */
+static const struct family_switch plain_qwen3_moe[] = {{"use_sliding_window", false}, {NULL}};
+
 static const struct family families[] = {
     {.name = "llama", .attention_bias = true, .mlp_bias = true, .default_positions = 2048},
     {.name = "mistral",
@@ -138,6 +141,37 @@ static const struct family families[] = {
      .default_positions = 1024,
      .tied = true,
      .switches = plain_gpt2},
+    {.name = "qwen3_moe",
+     .attention_bias = true,
+     .default_experts = 128,
+     .default_chosen = 8,
+     .expert_width_key = "moe_intermediate_size",
+     .default_expert_width = 768,
+     .default_router_loss = 0.001,
+     .qk_norm = MODEL_QK_NORM_HEADS,
+     .default_kv_heads = 4,
+     .default_positions = 32768,
+     .switches = plain_qwen3_moe},
+    {.name = "mixtral",
+     .naming = MODEL_NAMES_MIXTRAL,
+     .default_experts = 8,
+     .default_chosen = 2,
+     .always_normalized = true,
+     .default_router_loss = 0.001,
+     .window = true,
+     .default_kv_heads = 8,
+     .default_window = -1,
+     .default_eps = 1e-5,
+     .default_theta = 1e6,
+     .default_positions = 131072},
+    {.name = "olmoe",
+     .attention_bias = true,
+     .default_experts = 64,
+     .default_chosen = 8,
+     .default_router_loss = 0.01,
+     .qk_norm = MODEL_QK_NORM_PROJECTION,
+     .default_eps = 1e-5,
+     .default_positions = 4096},
 };
 
 const struct family *family_find(const char *model_type)

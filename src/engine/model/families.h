@@ -35,6 +35,14 @@ struct family {
 	enum model_activation activation;
 	bool plain_mlp; /* one matrix and the activation, no gate */
 
+	/* The MLP is a mixture of so many experts where the config does not say how many; 0: there is one
+	 * MLP. num_experts and num_local_experts both name the number. */
+	int default_experts, default_chosen;
+	const char *expert_width_key; /* NULL: intermediate_size */
+	int default_expert_width;     /* with it */
+	bool always_normalized;       /* else norm_topk_prob says so, false where it is absent */
+	double default_router_loss;   /* router_aux_loss_coef, which counts with output_router_logits */
+
 	/* Of a model from nothing, the matrices whose outputs are added to the residual stream begin smaller.
 	 */
 	bool scaled_residual_init;

@@ -11,12 +11,16 @@ void model_block_middle(struct model *m, int layer, int64_t tokens)
 	struct model_activations *a = &m->layer[layer];
 	char *out = branch_out(a->attention_out, a->middle);
 	int unit = layer + 1;
+	const char *x;
 
 	model_linear(m, unit, PARAMETER_O, out, a->attention, tokens);
 	model_branch_end(m, unit, PARAMETER_ATTENTION_OUT_NORM, a->middle, out, tokens);
 	model_add_norm(m, unit, PARAMETER_POST_NORM, a->middle, a->input, tokens);
-	model_linear(m, unit, PARAMETER_GATE, a->gate_up,
-	             model_branch_place(m, unit, PARAMETER_POST_NORM, a->middle), tokens);
+	x = model_branch_place(m, unit, PARAMETER_POST_NORM, a->middle);
+	if (m->c.experts)
+		model_experts_begin(m, layer, x, tokens);
+	else
+		model_linear(m, unit, PARAMETER_GATE, a->gate_up, x, tokens);
 }
 
 void model_block_forward(struct model *m, const struct model_pass *p, int layer)
@@ -41,7 +45,10 @@ void model_block_end(struct model *m, int layer, int64_t tokens)
 	struct model_activations *a = &m->layer[layer];
 	char *sum = m->layer[layer + 1].input, *out = branch_out(a->mlp_out, sum);
 
-	model_linear(m, layer + 1, PARAMETER_DOWN, out, model_activate(m, layer, tokens), tokens);
+	if (m->c.experts)
+		model_experts_end(m, layer, out, tokens);
+	else
+		model_linear(m, layer + 1, PARAMETER_DOWN, out, model_activate(m, layer, tokens), tokens);
 	model_branch_end(m, layer + 1, PARAMETER_MLP_OUT_NORM, sum, out, tokens);
 }
 

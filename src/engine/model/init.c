@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "engine/device/device.h"
 #include "engine/model/layout.h"
 #include "engine/model/normal.h"
 
@@ -13,6 +14,11 @@ static uint32_t stream_of(const struct model_parameter *p)
 {
 	enum { FIRST_ROLES = PARAMETER_HEAD + 1 };
 
+	/* A block has three roles of experts' matrices. */
+	if (p->expert > 0)
+		return (uint32_t)1 << 30 |
+		       (uint32_t)((p->base * 3 + (int)p->role - PARAMETER_GATE) * DEVICE_EXPERTS_MAX +
+		                  p->expert);
 	if ((int)p->role < FIRST_ROLES)
 		return (uint32_t)(p->base * FIRST_ROLES + (int)p->role);
 	return (uint32_t)1 << 31 | (uint32_t)(p->base * 256 + (int)p->role);

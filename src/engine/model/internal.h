@@ -19,6 +19,16 @@ struct model_normed {
 	float *statistics;
 };
 
+/* Where tokens have gone in a mixture of experts (device_router); NULL: there is none. */
+struct model_routing {
+	char *logits;    /* [T, experts], and in the backward pass their gradients */
+	int32_t *expert; /* [T, chosen_experts] */
+	float *weight;   /* [T, chosen_experts] */
+	int32_t *place;  /* [T, chosen_experts] */
+	int32_t *row;    /* [places] */
+	int32_t *starts; /* host [experts + 1] */
+};
+
 /* Kept from a block's forward for its backward. Without training all blocks share one; with recompute all
  * share everything but `input`. */
 struct model_activations {
@@ -29,11 +39,12 @@ struct model_activations {
 	/* [T, hidden] outputs of attention and of the MLP, where a norm comes behind them; else NULL. */
 	char *attention_out, *mlp_out;
 	char *middle;  /* [T, hidden] residual stream between attention and MLP */
-	char *gate_up; /* [T, gate_up] */
+	char *gate_up; /* [T, gate_up]; of experts [places, gate_up] */
+	struct model_routing routing;
 	/* Of a block that keeps outputs (model_kept_outputs); NULL: computed again. Behind attention and the
 	 * MLP, the output of a norm is added to the residual stream, and its statistics alone are kept. */
 	struct model_normed norm[BLOCK_NORMS];
-	char *active;         /* [T, intermediate] the activation's output */
+	char *active; /* [T, intermediate] the activation's output; of experts [places, intermediate] */
 	size_t at, input_end; /* of input, as offsets in the arena; what the block has for itself follows */
 };
 
@@ -99,6 +110,7 @@ struct model {
 	size_t size;                       /* of an element of o.type */
 	int64_t q, kv, qkv, wide, gate_up; /* columns */
 	int64_t logits_rows;
+	int64_t chosen; /* places for each token: chosen_experts, or 1 without experts */
 	struct {
 		char *w, *g;
 	} * unit;
@@ -108,8 +120,9 @@ struct model {
 
 	/* Scratch, alive within a block. */
 	char *h;       /* [T, hidden] a norm's output, or a gradient with respect to it */
-	char *y;       /* [T, wide] SwiGLU's output */
-	char *d_wide;  /* [T + 1, wide] */
+	char *y;       /* [T, wide] SwiGLU's output; of experts at least [places, intermediate] */
+	char *d_wide;  /* [T + 1, wide]; of experts at least [places, intermediate or hidden, whichever is
+	                  more] */
 	char *d_qkv;   /* [T, qkv] */
 	char *rotated; /* [T, qkv] normed and rotated q and k, where the family norms them */
 	char *dx;      /* [T, hidden] gradient of the residual stream */
@@ -140,6 +153,14 @@ struct model {
 	/* Norms and biases of the unit in work, where the gradients of its matrices are written over them. */
 	char *vector_weights;
 	int vector_weights_of; /* whose these are; -1: of none */
+
+	/* Where there are experts. */
+	char *spread;     /* [places, hidden] rows of tokens, or of what experts give */
+	float *d_weights; /* [T, chosen_experts] */
+	float *balance;   /* [experts] with o.router_loss: device_route_backward's */
+	float *row_losses;
+	int32_t *expert_starts; /* [experts + 1] */
+	int32_t *host_starts;   /* of all layers; host */
 
 	/* Input on the device. */
 	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
@@ -392,6 +413,24 @@ const char *model_activate(struct model *m, int layer, int64_t tokens);
 /* The gradient of gate_up, in place, from m->d_wide. Returns where the activation's output is: it is written
  * to m->y again unless it is kept, or nothing reads it (then NULL). */
 const char *model_activation_gradient(struct model *m, int layer, int64_t tokens);
+/* ---- experts.c: the MLP of a mixture of experts, in place of the products of gate, up and down ---- */
+/* The routing of x, and gate_up of the rows that it sends to each expert. */
+void model_experts_begin(struct model *m, int layer, const void *x, int64_t tokens);
+/* The same with the routing that is there. */
+void model_experts_gate_up(struct model *m, int layer, const void *x, int64_t tokens);
+/* y [T, hidden] from gate_up: the weighted sums of what the experts of each token give. */
+void model_experts_end(struct model *m, int layer, void *y, int64_t tokens);
+/* From dy, the gradient of y, to those of weights and router, and to m->dx. */
+void model_experts_backward(struct model *m, int layer, const char *dy, int64_t tokens, float scale,
+                            bool first, double *loss_sum);
+/* Before the backward pass of a batch of which `counted` tokens count: the loss that balances the experts. */
+int model_experts_balance(struct model *m, int64_t tokens, int64_t counted, struct error *err);
+void model_experts_place(struct model *m, struct arena *a);
+void model_experts_activations(struct model *m, struct arena *a, int layer);
+/* The products with experts' weights that a batch of so many tokens may have, for model_products; place:
+ * where their operands are. */
+void model_experts_list(struct model *m, int unit, int64_t tokens, void *place);
+
 /* The first block's input from m->ids, with the noise of a training pass over `noisy` unless that is NULL;
  * and the gradients of unit 0 from m->dx, which it may change. */
 void model_embed(struct model *m, int64_t tokens, const struct model_batch *noisy);

@@ -22,6 +22,7 @@ static const enum parameter_role unit_order[] = {PARAMETER_EMBEDDING,
                                                  PARAMETER_K,
                                                  PARAMETER_V,
                                                  PARAMETER_O,
+                                                 PARAMETER_ROUTER,
                                                  PARAMETER_GATE,
                                                  PARAMETER_UP,
                                                  PARAMETER_DOWN,
@@ -54,6 +55,7 @@ static const enum parameter_role block_order[] = {PARAMETER_Q,
                                                   PARAMETER_O_BIAS,
                                                   PARAMETER_Q_NORM,
                                                   PARAMETER_K_NORM,
+                                                  PARAMETER_ROUTER,
                                                   PARAMETER_GATE,
                                                   PARAMETER_GATE_BIAS,
                                                   PARAMETER_UP,
@@ -169,6 +171,9 @@ static void place_weights(const struct builder *b, struct model_unit *u, bool tr
 			u->count = align(u->count);
 		u->offset[PART_WEIGHT][role] = u->count;
 		u->count += dims == 2 ? shape[0] * shape[1] : shape[0];
+		/* Behind those of the first expert come those of the others. */
+		if (role_of_experts(b->c, role) && model_layout_next(role) == PARAMETER_ROLES)
+			u->count += (b->c->experts - 1) * role_distance(b->c, role);
 	}
 	if (matrices)
 		u->matrices = align(u->count);
@@ -280,7 +285,7 @@ static void part_name(struct model_parameter *p)
 }
 
 static void add_parameter(const struct builder *b, enum parameter_role role, enum parameter_part part,
-                          int base)
+                          int base, int expert)
 {
 	struct model_layout *l = b->l;
 	struct model_parameter *p = &l->parameter[l->parameters];
@@ -293,7 +298,7 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	if (unit < 0 || l->unit[unit].offset[part][role] < 0)
 		return;
 	dims = part_shape(b, role, part, shape);
-	role_parameter_name(b->c, role, base, p->name, sizeof(p->name));
+	role_parameter_name(b->c, role, base, expert, p->name, sizeof(p->name));
 	p->role = role;
 	p->part = part;
 	if (part != PART_WEIGHT)
@@ -301,12 +306,13 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	/* PEFT puts its own two levels of modules before the names of what is trained. */
 	snprintf(p->saved, sizeof(p->saved), "%s%s",
 	         l->adapts && part == PART_WEIGHT ? "base_model.model." : "", p->name);
+	p->expert = expert;
 	p->base = base;
 	p->unit = unit;
 	p->frozen = l->unit[unit].frozen;
 	p->tied_embedding = role == PARAMETER_EMBEDDING && part == PART_WEIGHT && b->c->tied;
 	p->random_start = role == PARAMETER_HEAD && b->c->new_head;
-	p->offset = l->unit[unit].offset[part][role];
+	p->offset = l->unit[unit].offset[part][role] + expert * role_distance(b->c, role);
 	p->dims = dims;
 	p->shape[0] = shape[0];
 	p->shape[1] = dims == 2 ? shape[1] : 1;
@@ -323,22 +329,38 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	l->parameters++;
 }
 
+static void list_block(const struct builder *b, int unit)
+{
+	for (size_t i = 0; i < ARRAY_SIZE(block_order); i++) {
+		enum parameter_role role = block_order[i];
+
+		if (!role_of_experts(b->c, role)) {
+			add_parameter(b, role, PART_WEIGHT, unit, 0);
+			continue;
+		}
+		for (int e = 0; e < b->c->experts && role == PARAMETER_GATE; e++) {
+			add_parameter(b, PARAMETER_GATE, PART_WEIGHT, unit, e);
+			add_parameter(b, PARAMETER_UP, PART_WEIGHT, unit, e);
+			add_parameter(b, PARAMETER_DOWN, PART_WEIGHT, unit, e);
+		}
+	}
+}
+
 static void list_parameters(const struct builder *b)
 {
 	int last = b->l->base_units - 1;
 
-	add_parameter(b, PARAMETER_EMBEDDING, PART_WEIGHT, 0);
-	add_parameter(b, PARAMETER_POSITIONS, PART_WEIGHT, 0);
+	add_parameter(b, PARAMETER_EMBEDDING, PART_WEIGHT, 0, 0);
+	add_parameter(b, PARAMETER_POSITIONS, PART_WEIGHT, 0, 0);
 	for (int u = 1; u < last; u++)
-		for (size_t i = 0; i < ARRAY_SIZE(block_order); i++)
-			add_parameter(b, block_order[i], PART_WEIGHT, u);
-	add_parameter(b, PARAMETER_FINAL_NORM, PART_WEIGHT, last);
-	add_parameter(b, PARAMETER_FINAL_NORM_BIAS, PART_WEIGHT, last);
-	add_parameter(b, PARAMETER_HEAD, PART_WEIGHT, last);
+		list_block(b, u);
+	add_parameter(b, PARAMETER_FINAL_NORM, PART_WEIGHT, last, 0);
+	add_parameter(b, PARAMETER_FINAL_NORM_BIAS, PART_WEIGHT, last, 0);
+	add_parameter(b, PARAMETER_HEAD, PART_WEIGHT, last, 0);
 	for (int u = 1; u < last; u++)
 		for (size_t i = 0; i < ARRAY_SIZE(block_order); i++)
 			for (int part = PART_LORA_A; part < PARAMETER_PARTS; part++)
-				add_parameter(b, block_order[i], (enum parameter_part)part, u);
+				add_parameter(b, block_order[i], (enum parameter_part)part, u, 0);
 }
 
 /* What lies between the end of a matrix and what comes next in its unit. */
@@ -357,13 +379,19 @@ static void find_gap(struct model_layout *l, const struct model_parameter *p)
 	u->gap = l->gaps++;
 }
 
-static int list_gaps(struct model_layout *l, struct error *err)
+/* Whether another expert's matrix lies directly behind it, or that of up of the same expert. */
+static bool is_followed(const struct model_config *c, const struct model_parameter *p)
+{
+	return role_of_experts(c, p->role) && (p->role == PARAMETER_GATE || p->expert + 1 < c->experts);
+}
+
+static int list_gaps(const struct model_config *c, struct model_layout *l, struct error *err)
 {
 	l->gap = calloc((size_t)l->parameters, sizeof(*l->gap));
 	if (!l->gap)
 		return error_oom(err);
 	for (int i = 0; i < l->parameters; i++)
-		if (l->parameter[i].matrix)
+		if (l->parameter[i].matrix && !is_followed(c, &l->parameter[i]))
 			find_gap(l, &l->parameter[i]);
 	return 0;
 }
@@ -379,13 +407,14 @@ int model_layout_create_tuned(const struct model_config *c, const struct model_t
 	_cleanup_(model_layout_freep) struct model_layout *l = calloc(1, sizeof(*l));
 	_cleanup_(builder_free) struct builder b = {.l = l, .c = c, .tuning = tuning};
 	size_t units = 2 * ((size_t)c->layers + 2);
+	size_t matrices = 3 * (size_t)c->experts * (size_t)c->layers;
 	int r;
 
 	if (!l)
 		return error_oom(err);
 	l->base_units = c->layers + 2;
 	l->unit = calloc(units, sizeof(*l->unit));
-	l->parameter = calloc(units * PARAMETER_ROLES * PARAMETER_PARTS, sizeof(*l->parameter));
+	l->parameter = calloc(units * PARAMETER_ROLES * PARAMETER_PARTS + matrices, sizeof(*l->parameter));
 	b.choice = calloc((size_t)l->base_units * PARAMETER_ROLES, sizeof(*b.choice));
 	if (!l->unit || !l->parameter || !b.choice)
 		return error_oom(err);
@@ -393,7 +422,7 @@ int model_layout_create_tuned(const struct model_config *c, const struct model_t
 		return r;
 	place_units(&b);
 	list_parameters(&b);
-	if ((r = list_gaps(l, err)) < 0)
+	if ((r = list_gaps(c, l, err)) < 0)
 		return r;
 	if (l->trained == 0)
 		return error_set(err, -EINVAL, "nothing of the model is trained");

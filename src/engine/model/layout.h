@@ -10,6 +10,9 @@
  * behind all of these: the trained parameters, then the adapters' A, B and magnitudes. A frozen unit has no
  * gradients and no state of an optimizer.
  *
+ * Of a mixture of experts, a block has a matrix of gate, up and down for each expert. Gate and up of an
+ * expert lie behind each other, then come those of the next one; behind all of them the matrices of down.
+ *
  * A matrix that is stored [in, out] lies so, too, unless its unit is in 4 bits: bitsandbytes quantizes such
  * matrices turned, and so they are here, and lie [out, in].
  */
@@ -51,6 +54,7 @@ enum parameter_role {
 	PARAMETER_INPUT_NORM_BIAS,
 	PARAMETER_POST_NORM_BIAS,
 	PARAMETER_FINAL_NORM_BIAS,
+	PARAMETER_ROUTER, /* of a mixture of experts: [experts, hidden] */
 	PARAMETER_ROLES
 };
 
@@ -68,8 +72,9 @@ struct model_parameter {
 	char saved[120]; /* its name in the file that it is saved to */
 	enum parameter_role role;
 	enum parameter_part part;
-	int base; /* the unit that it belongs to in a pass over the model */
-	int unit; /* where it lies: base, or its companion */
+	int expert; /* whose matrix it is; 0 also where there are no experts */
+	int base;   /* the unit that it belongs to in a pass over the model */
+	int unit;   /* where it lies: base, or its companion */
 	bool frozen;
 	bool tied_embedding; /* the head is tied to it: files may have lm_head.weight in its place */
 	bool random_start;   /* files that a new run begins with may lack it: it then begins at random */
@@ -91,7 +96,8 @@ struct model_gap {
 struct model_unit {
 	int64_t count;    /* elements, gaps for alignment included; the gaps are always 0 */
 	int64_t matrices; /* elements before the norms and biases */
-	/* -1: not in this unit. The A of a group of matrices that share their input lie behind each other. */
+	/* -1: not in this unit. Of experts' matrices: of the first expert. The A of a group of matrices that
+	 * share their input lie behind each other. */
 	int64_t offset[PARAMETER_PARTS][PARAMETER_ROLES];
 	int64_t first_b, b; /* elements of the adapters' B, within the matrices: first_b … first_b + b */
 	bool frozen;

@@ -18,6 +18,8 @@ int64_t linear_rows_of(const struct model *m, enum parameter_role role)
 		return m->c.fused ? m->gate_up : m->c.intermediate;
 	case PARAMETER_UP:
 		return m->c.intermediate;
+	case PARAMETER_ROUTER:
+		return m->c.experts;
 	default: /* the head */
 		return model_config_outputs(&m->c);
 	}
@@ -40,7 +42,7 @@ enum parameter_role linear_bias_of(enum parameter_role role)
 		return PARAMETER_UP_BIAS;
 	case PARAMETER_DOWN:
 		return PARAMETER_DOWN_BIAS;
-	default: /* the head */
+	default: /* the head, and a router */
 		return PARAMETER_ROLES;
 	}
 }

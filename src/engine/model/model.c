@@ -46,6 +46,7 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->qkv = m->q + 2 * m->kv;
 	m->gate_up = (c->gated ? 2 : 1) * (int64_t)c->intermediate;
 	m->wide = MAX(MAX(c->intermediate, c->hidden), m->q);
+	m->chosen = MAX(c->chosen_experts, 1);
 	m->vector_weights_of = -1;
 	m->logits_rows = options->logits_rows ? options->logits_rows : choose_logits_rows(m);
 	rows = dev ? (size_t)m->logits_rows : 1;
@@ -66,15 +67,16 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 		                       sizeof(*m->fp8.weight));
 		m->fp8.amax = calloc((size_t)model_operands(c), sizeof(*m->fp8.amax));
 	}
+	m->host_starts = calloc((size_t)c->layers * ((size_t)c->experts + 1), sizeof(*m->host_starts));
 	m->past = calloc((size_t)m->o.cache_sequences, sizeof(*m->past));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
 	m->host_targets = calloc(tokens + 1, sizeof(int32_t));
 	m->host_losses = calloc(rows, sizeof(float));
 	m->token_losses = calloc(options->weighed ? 2 * tokens + 1 : 1, sizeof(float));
-	if (!m->unit || !m->layer || !m->cache || !m->past || !m->host_positions || !m->host_rows ||
-	    (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) || !m->host_targets || !m->host_losses ||
-	    !m->token_losses)
+	if (!m->unit || !m->layer || !m->cache || !m->host_starts || !m->past || !m->host_positions ||
+	    !m->host_rows || (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) || !m->host_targets ||
+	    !m->host_losses || !m->token_losses)
 		return error_oom(err);
 	*out = steal_pointer(m);
 	return 0;
@@ -90,6 +92,7 @@ void model_free(struct model *m)
 	free(m->layer);
 	free(m->cache);
 	free(m->past);
+	free(m->host_starts);
 	free(m->host_positions);
 	free(m->host_rows);
 	free(m->host_targets);
@@ -135,8 +138,9 @@ static void take_outputs(struct model *m, struct arena *a, int layer)
 			                            "layer %d %s", layer, norms[i].name);
 	}
 	if (model_layout_reads_input(m->layout, layer + 1, PARAMETER_DOWN))
-		act->active = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.intermediate,
-		                         "layer %d mlp activation", layer);
+		act->active =
+		    arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->chosen * (size_t)m->c.intermediate,
+		               "layer %d mlp activation", layer);
 }
 
 static void take_activations(struct model *m, struct arena *a)
@@ -157,10 +161,12 @@ static void take_activations(struct model *m, struct arena *a)
 		act->input_end = a->used;
 		if (l == m->c.layers)
 			break;
+		act->routing.starts = m->host_starts + (size_t)l * ((size_t)m->c.experts + 1);
 		if (l > 0 && shares) {
 			struct model_activations own = *act;
 
 			*act = m->layer[0];
+			act->routing.starts = own.routing.starts;
 			act->input = own.input;
 			act->at = own.at;
 			act->input_end = own.input_end;
@@ -179,9 +185,12 @@ static void take_activations(struct model *m, struct arena *a)
 			act->mlp_out = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden,
 			                          "layer %d mlp output", l);
 		}
-		act->gate_up = l > 0 && again ? m->layer[0].gate_up
-		                              : arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->gate_up,
-		                                           "layer %d gate_up", l);
+		if (m->c.experts)
+			model_experts_activations(m, a, l);
+		act->gate_up = l > 0 && again
+		                   ? m->layer[0].gate_up
+		                   : arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)(m->chosen * m->gate_up),
+		                                "layer %d gate_up", l);
 		if (l >= m->c.layers - model_kept_outputs(m))
 			take_outputs(m, a, l);
 	}
@@ -253,20 +262,26 @@ static void take_adapters(struct model *m, struct arena *a)
 void model_place_buffers(struct model *m, struct arena *a)
 {
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size, hidden = (size_t)m->c.hidden;
+	size_t spread =
+	    tokens * (size_t)(m->chosen * (m->c.experts ? MAX(m->c.intermediate, m->c.hidden) : 0));
 	size_t table = (size_t)m->o.max_sequence * (size_t)(m->c.rotary_dim / 2) * 4;
 
 	m->h = arena_take(a, BUFFER_SCRATCH, row * hidden, "norm output");
-	m->y = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->wide, "mlp output");
+	m->y = arena_take(a, BUFFER_SCRATCH, row * (size_t)MAX(m->wide, m->chosen * m->c.intermediate),
+	                  "mlp output");
 	m->rstd = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)(m->c.heads + m->c.kv_heads) * 4,
 	                     "norm statistics");
 	if (m->c.qk_norm)
 		m->rotated = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "normed q and k");
+	if (m->c.experts)
+		model_experts_place(m, a);
 	if (m->rank > 0)
 		take_adapters(m, a);
 	model_fp8_place(m, a);
 	if (m->o.training) {
 		m->d_wide =
-		    arena_take(a, BUFFER_SCRATCH, (tokens + 1) * m->size * (size_t)m->wide, "wide gradient");
+		    arena_take(a, BUFFER_SCRATCH, MAX((tokens + 1) * (size_t)m->wide, spread) * m->size,
+		               "wide gradient");
 		m->d_qkv = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "qkv gradient");
 		m->dx = arena_take(a, BUFFER_SCRATCH, row * hidden, "residual gradient");
 		if (m->c.norm_place != MODEL_NORM_BEFORE || m->c.residual_scale != 1)

@@ -55,8 +55,12 @@ struct model_options {
 	                         * sqrt(L · hidden) (Jain et al. 2023); 0: none */
 	double label_smoothing; /* of device_loss; 0: none */
 	bool dft;               /* its by_probability */
-	int64_t cache_tokens;   /* generation: length of the KV cache of a sequence, 0: none */
-	int cache_sequences;    /* generation: sequences; 0: one */
+	/* The factor of the loss that balances the experts of a mixture (Fedus et al. 2021, equations 4 to 6;
+	 * over all layers together, as transformers has it), which is added to the others of a micro-batch
+	 * with the weight of its counted tokens; 0: none. */
+	double router_loss;
+	int64_t cache_tokens; /* generation: length of the KV cache of a sequence, 0: none */
+	int cache_sequences;  /* generation: sequences; 0: one */
 };
 
 /* A micro-batch: rows of all its sequences behind each other, without padding. Host memory, borrowed for the

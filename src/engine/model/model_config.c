@@ -35,6 +35,9 @@ static uint64_t digest_more(const struct model_config *c, uint64_t h)
 			    3 * sizeof(int), h);
 	if (c->rope.type > ROPE_LLAMA3)
 		h = digest_rope(&c->rope, h);
+	if (c->experts)
+		h = hash_bytes((int[]){c->experts, c->chosen_experts, c->normalized_experts}, 3 * sizeof(int),
+		               h);
 	if (c->scores)
 		h = hash_bytes("scores", strlen("scores"), h);
 	return c->two_ropes ? digest_rope(&c->window_rope, h) : h;
@@ -77,11 +80,13 @@ static int64_t norm_parameters(const struct model_config *c)
 	return (c->layer_norm ? 2 : 1) * (int64_t)c->hidden;
 }
 
-static int64_t block_parameters(const struct model_config *c)
+/* experts: so many of them. */
+static int64_t block_parameters(const struct model_config *c, int experts)
 {
 	int64_t h = c->hidden, q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
 	int64_t wide = (c->gated ? 2 : 1) * (int64_t)c->intermediate;
-	int64_t n = 2 * h * q + 2 * h * kv + h * (wide + c->intermediate);
+	int64_t mlp = h * (wide + c->intermediate);
+	int64_t n = 2 * h * q + 2 * h * kv + (c->experts ? experts * mlp + c->experts * h : mlp);
 
 	n += (c->norm_place == MODEL_NORM_AROUND ? 4 : 2) * norm_parameters(c);
 	n += c->qkv_bias ? q + 2 * kv : 0;
@@ -98,18 +103,28 @@ int64_t model_config_outputs(const struct model_config *c)
 	return c->scores ? 1 : c->vocab;
 }
 
-int64_t model_config_parameters(const struct model_config *c)
+static int64_t parameters_with(const struct model_config *c, int experts)
 {
 	int64_t head = c->tied ? 0 : model_config_outputs(c);
 
-	return (c->vocab + head) * c->hidden + c->layers * block_parameters(c) + norm_parameters(c) +
+	return (c->vocab + head) * c->hidden + c->layers * block_parameters(c, experts) + norm_parameters(c) +
 	       (c->learned_positions ? c->max_positions * c->hidden : 0);
+}
+
+int64_t model_config_parameters(const struct model_config *c)
+{
+	return parameters_with(c, c->experts);
+}
+
+int64_t model_config_active_parameters(const struct model_config *c)
+{
+	return parameters_with(c, c->chosen_experts);
 }
 
 double model_config_flops(const struct model_config *c, double length)
 {
-	double n = (double)model_config_outputs(c) * c->hidden + (double)c->layers * block_parameters(c) +
-	           (double)norm_parameters(c);
+	double n = (double)model_config_outputs(c) * c->hidden +
+	           (double)c->layers * block_parameters(c, c->chosen_experts) + (double)norm_parameters(c);
 
 	return 6 * n + 6.0 * c->layers * c->heads * c->head_dim * length;
 }

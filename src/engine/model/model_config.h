@@ -22,6 +22,7 @@ enum model_naming {
 	MODEL_NAMES_OLMO2,
 	MODEL_NAMES_GEMMA,
 	MODEL_NAMES_GPT2,
+	MODEL_NAMES_MIXTRAL,
 	MODEL_NAMINGS
 };
 
@@ -75,7 +76,12 @@ struct model_config {
 	bool fused;      /* q, k and v are one matrix, and gate and up are */
 	bool transposed; /* the matrices of a block are stored [in, out] */
 	enum model_activation activation;
-	bool gated;         /* activation(gate) · up, else activation(up) */
+	bool gated; /* activation(gate) · up, else activation(up) */
+	/* The MLP of a block is a mixture of so many experts, each of which is intermediate wide, and a token
+	 * passes those that its router gives the largest weights; 0: there is one MLP. */
+	int experts, chosen_experts;
+	bool normalized_experts; /* the weights of a token add up to 1 */
+	double router_loss; /* of config.json, the factor of the loss that balances the experts; 0: none */
 	bool layer_norm;    /* norms with a mean and a bias, else RMSNorm */
 	bool norm_plus_one; /* norms multiply by 1 + weight */
 	enum model_norm_place norm_place;
@@ -115,6 +121,8 @@ uint64_t model_config_digest(const struct model_config *c);
 const char *model_config_difference(const struct model_config *a, const struct model_config *b,
                                     double out[2]);
 int64_t model_config_parameters(const struct model_config *c);
+/* Those that a token passes: of the experts the chosen ones. */
+int64_t model_config_active_parameters(const struct model_config *c);
 /* Rows of the head's matrix: the vocabulary, or 1. */
 int64_t model_config_outputs(const struct model_config *c);
 /* Replaces the head of logits by a new one of scores, which is not tied, and neither scaled nor capped. */
@@ -127,7 +135,8 @@ static inline void model_config_set_scores(struct model_config *c)
 }
 
 /* Forward and backward, per token, of documents of `length` tokens: 6·(N − N_embedding) + 6·L·H·d·T, causal
- * attention halved, recomputation not counted; the head's matrix counts, tied or not. */
+ * attention halved, recomputation not counted; the head's matrix counts, tied or not, and of experts the
+ * chosen ones. */
 double model_config_flops(const struct model_config *c, double length);
 /* Sliding window of a layer, 0: none. */
 int model_config_window(const struct model_config *c, int layer);

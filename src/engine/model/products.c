@@ -11,7 +11,9 @@ static char *no_place(void)
 	return (char *)((uintptr_t)ARENA_ALIGNMENT << 12);
 }
 
-static const enum parameter_role of_a_block[] = {PARAMETER_Q, PARAMETER_O, PARAMETER_GATE, PARAMETER_DOWN};
+/* Experts' products are their own (experts.c). */
+static const enum parameter_role of_a_block[] = {PARAMETER_Q, PARAMETER_O, PARAMETER_GATE, PARAMETER_DOWN},
+                                 with_experts[] = {PARAMETER_Q, PARAMETER_O, PARAMETER_ROUTER};
 
 static void list_gradients(struct model *m, int unit, enum parameter_role role, int64_t tokens)
 {
@@ -23,12 +25,17 @@ static void list_gradients(struct model *m, int unit, enum parameter_role role, 
 
 static void list_block(struct model *m, int unit, int64_t tokens)
 {
-	for (size_t i = 0; i < ARRAY_SIZE(of_a_block); i++) {
-		model_linear(m, unit, of_a_block[i], no_place(), no_place(), tokens);
+	const enum parameter_role *roles = m->c.experts ? with_experts : of_a_block;
+	size_t n = m->c.experts ? ARRAY_SIZE(with_experts) : ARRAY_SIZE(of_a_block);
+
+	for (size_t i = 0; i < n; i++) {
+		model_linear(m, unit, roles[i], no_place(), no_place(), tokens);
 		m->d_low_of = -1;
 		if (m->o.training && unit >= m->layout->lowest)
-			list_gradients(m, unit, of_a_block[i], tokens);
+			list_gradients(m, unit, roles[i], tokens);
 	}
+	if (m->c.experts)
+		model_experts_list(m, unit, tokens, no_place());
 }
 
 static void list_head(struct model *m, int64_t rows)

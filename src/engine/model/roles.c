@@ -3,6 +3,7 @@
 #include "engine/model/roles.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static const struct {
 	const char *name; /* below the block, or whole */
@@ -35,12 +36,14 @@ static const struct {
     [PARAMETER_INPUT_NORM_BIAS] = {"input_layernorm.bias", false},
     [PARAMETER_POST_NORM_BIAS] = {"post_attention_layernorm.bias", false},
     [PARAMETER_FINAL_NORM_BIAS] = {"model.norm.bias", false},
+    [PARAMETER_ROUTER] = {"mlp.gate.weight", false},
 };
 
 /* Where names differ from those of `roles`. */
 static const struct {
 	const char *block; /* with the block's number; NULL: model.layers */
 	const char *name[PARAMETER_ROLES];
+	const char *experts; /* below the block, in front of the expert's number; NULL: mlp.experts */
 } namings[MODEL_NAMINGS] = {
     [MODEL_NAMES_PHI3] =
         {.name = {[PARAMETER_Q] = "self_attn.qkv_proj.weight", [PARAMETER_GATE] = "mlp.gate_up_proj.weight"}},
@@ -62,6 +65,11 @@ static const struct {
                                    [PARAMETER_DOWN_BIAS] = "mlp.c_proj.bias",
                                    [PARAMETER_FINAL_NORM] = "transformer.ln_f.weight",
                                    [PARAMETER_FINAL_NORM_BIAS] = "transformer.ln_f.bias"}},
+    [MODEL_NAMES_MIXTRAL] = {.experts = "block_sparse_moe.experts",
+                             .name = {[PARAMETER_ROUTER] = "block_sparse_moe.gate.weight",
+                                      [PARAMETER_GATE] = "w1.weight",
+                                      [PARAMETER_UP] = "w3.weight",
+                                      [PARAMETER_DOWN] = "w2.weight"}},
 };
 
 bool role_transposed(const struct model_config *c, enum parameter_role role)
@@ -150,6 +158,9 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 	case PARAMETER_DOWN_BIAS:
 		out = c->mlp_bias ? c->hidden : 0;
 		break;
+	case PARAMETER_ROUTER:
+		out = c->experts, in = c->hidden;
+		break;
 	case PARAMETER_ROLES:
 		break;
 	}
@@ -161,6 +172,18 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 		shape[1] = in;
 	}
 	return out == 0 ? 0 : in == 0 ? 1 : 2;
+}
+
+bool role_of_experts(const struct model_config *c, enum parameter_role role)
+{
+	return c->experts > 0 && (role == PARAMETER_GATE || role == PARAMETER_UP || role == PARAMETER_DOWN);
+}
+
+int64_t role_distance(const struct model_config *c, enum parameter_role role)
+{
+	int64_t one = (int64_t)c->hidden * c->intermediate;
+
+	return role == PARAMETER_DOWN ? one : 2 * one;
 }
 
 int role_unit(const struct model_config *c, enum parameter_role role)
@@ -188,17 +211,26 @@ const char *role_name(enum parameter_role role)
 	return roles[role].name;
 }
 
-void role_parameter_name(const struct model_config *c, enum parameter_role role, int base, char *buf,
-                         size_t size)
+void role_parameter_name(const struct model_config *c, enum parameter_role role, int base, int expert,
+                         char *buf, size_t size)
 {
-	const char *block = namings[c->naming].block, *name = namings[c->naming].name[role];
+	const char *block = namings[c->naming].block, *name = namings[c->naming].name[role],
+	           *experts = namings[c->naming].experts;
+	size_t n;
 
+	if (!name && role_of_experts(c, role))
+		name = strchr(roles[role].name, '.') + 1;
 	if (!name)
 		name = roles[role].name;
 	if (role == PARAMETER_HEAD && c->scores)
 		name = "score.weight";
-	if (role_unit(c, role) == 1)
-		snprintf(buf, size, "%s.%d.%s", block ? block : "model.layers", base - 1, name);
-	else
+	if (role_unit(c, role) != 1) {
 		snprintf(buf, size, "%s", name);
+		return;
+	}
+	n = (size_t)snprintf(buf, size, "%s.%d.", block ? block : "model.layers", base - 1);
+	if (n < size && role_of_experts(c, role))
+		n += (size_t)snprintf(buf + n, size - n, "%s.%d.", experts ? experts : "mlp.experts", expert);
+	if (n < size)
+		snprintf(buf + n, size - n, "%s", name);
 }

@@ -16,6 +16,7 @@ void train_options_default(struct train_options *o)
 	                            .schedule = SCHEDULE_LINEAR,
 	                            .decay_ratio = 0.1,
 	                            .optimizer = OPTIMIZER_ADAMW,
+	                            .router_loss = -1,
 	                            .momentum = 0.9,
 	                            .beta1 = 0.9,
 	                            .beta2 = 0.999,
@@ -94,6 +95,8 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {o->preference.kind == PREFERENCE_NONE ||
 	         (o->neftune_alpha == 0 && o->label_smoothing == 0 && !o->dft),
 	     "neftune_alpha, label_smoothing and dft are for pretraining and fine-tuning"},
+	    {o->preference.kind == PREFERENCE_NONE || o->router_loss <= 0,
+	     "router_loss is for pretraining and fine-tuning"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
 	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};

@@ -63,6 +63,7 @@ struct train_options {
 	size_t logits_bytes;          /* device_logits_bytes, which a trainer fills in itself */
 	double neftune_alpha, label_smoothing; /* of model_options, and so is dft */
 	bool dft;
+	double router_loss; /* likewise; below 0: what the model's config says. Preferences have none. */
 	struct preference_options preference;
 	/* likewise: the device has no products of this precision, and computes them in fp32 with scratch */
 	bool widens;

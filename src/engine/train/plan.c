@@ -33,6 +33,14 @@ void plan_choose_sums(struct plan *p, int which)
 	p->clip = p->sums ? (float *)(p->sums + plan_sums(p) - 1) : NULL;
 }
 
+/* Of a model that has experts. */
+static double router_loss(const struct train_options *o, const struct model_config *c)
+{
+	if (!c->experts || o->preference.kind != PREFERENCE_NONE)
+		return 0;
+	return o->router_loss >= 0 ? o->router_loss : c->router_loss;
+}
+
 /* Whether the gradients of units come to the place of their weights (shard.h): where one unit's weights are
  * whole at a time. A slot into which blocks in 4 bits are dequantized, or weights come from the host, is
  * none. */
@@ -59,6 +67,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .neftune_alpha = options->neftune_alpha,
 	                          .label_smoothing = options->label_smoothing,
 	                          .dft = options->dft,
+	                          .router_loss = router_loss(options, c),
 	                          .recompute = options->recompute,
 	                          .kept = options->kept_blocks,
 	                          .kept_outputs = options->kept_outputs,
@@ -88,7 +97,9 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 		return error_oom(err);
 	if (options->preference.kind != PREFERENCE_NONE)
 		p->preference_sums = PREFERENCE_SUMS + PLAN_KL;
-	if (o.max_tokens > INT32_MAX / 2)
+	if (options->router_loss > 0 && !c->experts)
+		return error_set(err, -EINVAL, "train.router_loss: the model has no experts; leave it out");
+	if (o.max_tokens > INT32_MAX / 2 / MAX(c->chosen_experts, 1))
 		return error_set(err, -EINVAL,
 		                 "micro_batch %lld times rows of %lld tokens is more than a step can hold",
 		                 (long long)options->micro_batch, (long long)max_row);

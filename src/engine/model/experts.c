@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The MLP of a mixture of experts. The router gives each token the weights of a few experts. The tokens' rows
+ * are gathered by expert (places), each expert multiplies those that are its own, and a token's output is the
+ * weighted sum of its experts' rows:
+ *
+ *     x [T, hidden] -> spread [places, hidden] -> gate_up -> active -> spread [places, hidden] -> y [T,
+ * hidden]
+ *
+ * The host launches the products of each expert, so it waits for the router of each layer: how many rows an
+ * expert has is known to the device first.
+ *
+ * Backward, with a the activation's output of a place, w its weight and W the matrix of down: the gradient of
+ * w is dy · (W·a) = (Wᵀ·dy) · a, so that the experts' outputs need not be kept.
+ */
+#include <string.h>
+
+#include "engine/model/linear.h"
+#include "engine/model/roles.h"
+
+static struct device_router router_of(const struct model *m, int64_t tokens)
+{
+	return (struct device_router){.tokens = tokens,
+	                              .experts = m->c.experts,
+	                              .chosen = m->c.chosen_experts,
+	                              .normalized = m->c.normalized_experts,
+	                              .type = m->o.type};
+}
+
+/* ---- memory ---- */
+void model_experts_place(struct model *m, struct arena *a)
+{
+	size_t tokens = (size_t)m->o.max_tokens, places = tokens * (size_t)m->chosen;
+
+	m->spread = arena_take(a, BUFFER_SCRATCH, places * (size_t)m->c.hidden * m->size, "rows of experts");
+	m->expert_starts = arena_take(a, BUFFER_SCRATCH, ((size_t)m->c.experts + 1) * sizeof(int32_t),
+	                              "first rows of experts");
+	if (!m->o.training)
+		return;
+	m->d_weights = arena_take(a, BUFFER_SCRATCH, places * sizeof(float), "gradients of experts' weights");
+	if (m->o.router_loss > 0) {
+		m->balance =
+		    arena_take(a, BUFFER_SCRATCH, (size_t)m->c.experts * sizeof(float), "loads of experts");
+		m->row_losses = arena_take(a, BUFFER_SCRATCH, tokens * sizeof(float), "losses of the router");
+	}
+}
+
+void model_experts_activations(struct model *m, struct arena *a, int layer)
+{
+	size_t tokens = (size_t)m->o.max_tokens, places = tokens * (size_t)m->chosen;
+	struct model_routing *r = &m->layer[layer].routing;
+
+	r->logits = arena_take(a, BUFFER_ACTIVATIONS, tokens * (size_t)m->c.experts * m->size,
+	                       "layer %d router", layer);
+	r->expert = arena_take(a, BUFFER_ACTIVATIONS, places * sizeof(int32_t), "layer %d experts", layer);
+	r->weight =
+	    arena_take(a, BUFFER_ACTIVATIONS, places * sizeof(float), "layer %d weights of experts", layer);
+	r->place = arena_take(a, BUFFER_ACTIVATIONS, places * sizeof(int32_t), "layer %d places", layer);
+	r->row = arena_take(a, BUFFER_ACTIVATIONS, places * sizeof(int32_t), "layer %d rows", layer);
+}
+
+/* ---- the products of each expert with its rows ---- */
+/* Rows [first, first + rows) of those that experts compute, and the weights of their expert. */
+struct expert {
+	int number;
+	int64_t first, rows;
+};
+
+typedef void (*expert_fn)(struct model *m, const struct expert *e, int unit, enum parameter_role role,
+                          void *y, const void *x, bool first);
+
+static void each_expert(struct model *m, int unit, enum parameter_role role, expert_fn product, void *y,
+                        const void *x, bool first)
+{
+	const int32_t *starts = m->layer[unit - 1].routing.starts;
+
+	for (int i = 0; i < m->c.experts; i++) {
+		struct expert e = {i, starts[i], starts[i + 1] - starts[i]};
+
+		product(m, &e, unit, role, y, x, first);
+	}
+}
+
+/* Gate and up are one matrix. */
+static int64_t outputs_of(const struct model *m, enum parameter_role role)
+{
+	return role == PARAMETER_GATE ? m->gate_up : m->c.hidden;
+}
+
+static int64_t inputs_of(const struct model *m, enum parameter_role role)
+{
+	return role == PARAMETER_GATE ? m->c.hidden : m->c.intermediate;
+}
+
+static void *row_of(const struct model *m, const void *rows, const struct expert *e, int64_t columns)
+{
+	return (char *)(uintptr_t)rows + (size_t)(e->first * columns) * m->size;
+}
+
+static const void *expert_weights(const struct model *m, const struct expert *e, int unit,
+                                  enum parameter_role role)
+{
+	return weight(m, unit, role) + (size_t)(e->number * role_distance(&m->c, role)) * m->size;
+}
+
+/* y[rows, out] = x[rows, in] · wᵀ */
+static void expert_forward(struct model *m, const struct expert *e, int unit, enum parameter_role role,
+                           void *y, const void *x, bool first)
+{
+	int64_t in = inputs_of(m, role), out = outputs_of(m, role);
+	struct device_gemm g = {.transpose_b = true,
+	                        .m = e->rows,
+	                        .n = out,
+	                        .k = in,
+	                        .alpha = 1,
+	                        .a = row_of(m, x, e, in),
+	                        .b = expert_weights(m, e, unit, role),
+	                        .c = row_of(m, y, e, out),
+	                        .lda = in,
+	                        .ldb = in,
+	                        .ldc = out,
+	                        .ab_type = m->o.type,
+	                        .c_type = m->o.type,
+	                        .by_rows = m->by_rows};
+
+	(void)first;
+	if (e->rows > 0)
+		linear_compute(m, &g);
+}
+
+/* dx[rows, in] = dy[rows, out] · w */
+static void expert_input_gradient(struct model *m, const struct expert *e, int unit, enum parameter_role role,
+                                  void *dx, const void *dy, bool first)
+{
+	int64_t in = inputs_of(m, role), out = outputs_of(m, role);
+	struct device_gemm g = {.m = e->rows,
+	                        .n = in,
+	                        .k = out,
+	                        .alpha = 1,
+	                        .a = row_of(m, dy, e, out),
+	                        .b = expert_weights(m, e, unit, role),
+	                        .c = row_of(m, dx, e, in),
+	                        .lda = out,
+	                        .ldb = in,
+	                        .ldc = in,
+	                        .ab_type = m->o.type,
+	                        .c_type = m->o.type};
+
+	(void)first;
+	if (e->rows > 0)
+		linear_compute(m, &g);
+}
+
+/* dw[out, in] = dyᵀ · x where `first`, else added to it. */
+static void expert_weight_gradient(struct model *m, const struct expert *e, int unit,
+                                   enum parameter_role role, void *dy, const void *x, bool first)
+{
+	int64_t in = inputs_of(m, role), out = outputs_of(m, role);
+	enum dtype type = model_matrix_gradient_type(m, unit, role);
+	char *dw = (char *)gradient(m, unit, role) +
+	           (size_t)(e->number * role_distance(&m->c, role)) * dtype_size(type);
+	struct device_gemm g = {.transpose_a = true,
+	                        .m = out,
+	                        .n = in,
+	                        .k = e->rows,
+	                        .alpha = 1,
+	                        .beta = first ? 0 : 1,
+	                        .a = row_of(m, dy, e, out),
+	                        .b = row_of(m, x, e, in),
+	                        .c = dw,
+	                        .lda = out,
+	                        .ldb = in,
+	                        .ldc = in,
+	                        .ab_type = m->o.type,
+	                        .c_type = type};
+
+	if (e->rows > 0)
+		linear_compute(m, &g);
+	else if (first)
+		device_zero(m->dev, dw, (size_t)(out * in) * dtype_size(type));
+}
+
+/* ---- forward ---- */
+static void find_places(struct model *m, struct model_routing *r, int64_t tokens)
+{
+	struct device_router router = router_of(m, tokens);
+	size_t bytes = ((size_t)m->c.experts + 1) * sizeof(int32_t);
+	struct error err;
+
+	device_route(m->dev, &router, r->expert, r->weight, r->logits);
+	device_expert_places(m->dev, &router, m->expert_starts, r->row, r->place, r->expert);
+	/* A fault sticks to the device, which the end of the pass asks for; until then nothing is computed.
+	 */
+	if (device_read(m->dev, r->starts, m->expert_starts, bytes, &err) < 0)
+		memset(r->starts, 0, bytes);
+}
+
+static void gather_rows(struct model *m, const struct model_routing *r, const void *x, int64_t tokens)
+{
+	device_embedding_forward(m->dev, m->spread, r->row, x, tokens * m->chosen, m->c.hidden, m->o.type);
+}
+
+void model_experts_gate_up(struct model *m, int layer, const void *x, int64_t tokens)
+{
+	struct model_activations *a = &m->layer[layer];
+
+	gather_rows(m, &a->routing, x, tokens);
+	each_expert(m, layer + 1, PARAMETER_GATE, expert_forward, a->gate_up, m->spread, false);
+}
+
+void model_experts_begin(struct model *m, int layer, const void *x, int64_t tokens)
+{
+	struct model_routing *r = &m->layer[layer].routing;
+
+	model_linear(m, layer + 1, PARAMETER_ROUTER, r->logits, x, tokens);
+	find_places(m, r, tokens);
+	model_experts_gate_up(m, layer, x, tokens);
+}
+
+void model_experts_end(struct model *m, int layer, void *y, int64_t tokens)
+{
+	const struct model_routing *r = &m->layer[layer].routing;
+	struct device_router router = router_of(m, tokens);
+	const char *active = model_activate(m, layer, tokens * m->chosen);
+
+	each_expert(m, layer + 1, PARAMETER_DOWN, expert_forward, m->spread, active, false);
+	device_expert_sum(m->dev, &router, y, m->spread, r->place, r->weight, m->c.hidden);
+}
+
+/* ---- backward ---- */
+int model_experts_balance(struct model *m, int64_t tokens, int64_t counted, struct error *err)
+{
+	double rows = (double)m->c.layers * (double)tokens;
+	float balance[DEVICE_EXPERTS_MAX];
+
+	for (int e = 0; e < m->c.experts; e++) {
+		double share = 0;
+
+		for (int l = 0; l < m->c.layers; l++) {
+			const int32_t *starts = m->host_starts + (size_t)l * ((size_t)m->c.experts + 1);
+
+			share += (starts[e + 1] - starts[e]) / rows;
+		}
+		balance[e] = (float)(m->o.router_loss * m->c.experts * share * (double)counted / rows);
+	}
+	return device_write(m->dev, m->balance, balance, (size_t)m->c.experts * sizeof(float), err);
+}
+
+/* From dy to the gradients of down and of gate_up, the latter in place. */
+static void down_backward(struct model *m, int layer, const char *dy, int64_t tokens, bool first)
+{
+	struct model_activations *a = &m->layer[layer];
+	struct device_router router = router_of(m, tokens);
+	int64_t places = tokens * m->chosen;
+	int unit = layer + 1;
+	char *active;
+
+	gather_rows(m, &a->routing, dy, tokens);
+	each_expert(m, unit, PARAMETER_DOWN, expert_input_gradient, m->d_wide, m->spread, false);
+	active = a->active ? a->active : (char *)(uintptr_t)model_activate(m, layer, places);
+	device_expert_weigh(m->dev, &router, m->d_weights, m->d_wide, active, a->routing.place,
+	                    a->routing.weight, m->c.intermediate);
+	device_swiglu_backward(m->dev, a->gate_up, NULL, m->d_wide, a->gate_up, places, m->c.intermediate,
+	                       m->o.type, NULL);
+	if (gradient(m, unit, PARAMETER_DOWN))
+		each_expert(m, unit, PARAMETER_DOWN, expert_weight_gradient, m->spread, active, first);
+}
+
+/* From the gradients of gate_up and of the experts' weights to those of gate, up and router, and of x, which
+ * is the MLP's input; returns where that is. */
+static const char *input_backward(struct model *m, int layer, const char *x, int64_t tokens, float scale,
+                                  bool first, double *loss_sum)
+{
+	struct model_activations *a = &m->layer[layer];
+	struct model_routing *r = &a->routing;
+	struct device_router router = router_of(m, tokens);
+	int unit = layer + 1;
+
+	each_expert(m, unit, PARAMETER_GATE, expert_input_gradient, m->d_wide, a->gate_up, false);
+	if (gradient(m, unit, PARAMETER_GATE)) {
+		gather_rows(m, r, x, tokens);
+		each_expert(m, unit, PARAMETER_GATE, expert_weight_gradient, a->gate_up, m->spread, first);
+	}
+	device_expert_sum(m->dev, &router, m->spread, m->d_wide, r->place, NULL, m->c.hidden);
+	device_route_backward(m->dev, &router, r->logits, r->logits, r->expert, r->weight, m->d_weights,
+	                      m->balance, scale, m->row_losses);
+	if (m->balance)
+		device_sum(m->dev, m->row_losses, tokens, loss_sum);
+	model_linear_input_gradient(m, unit, PARAMETER_ROUTER, m->y, r->logits, tokens);
+	device_add(m->dev, m->spread, m->y, m->o.type, tokens * m->c.hidden);
+	model_linear_weight_gradient(m, unit, PARAMETER_ROUTER, r->logits, x, tokens, first);
+	return m->spread;
+}
+
+void model_experts_backward(struct model *m, int layer, const char *dy, int64_t tokens, float scale,
+                            bool first, double *loss_sum)
+{
+	const char *middle = m->layer[layer].middle, *x;
+	int unit = layer + 1;
+
+	down_backward(m, layer, dy, tokens, first);
+	x = model_branch_input_again(m, unit, PARAMETER_POST_NORM, middle, tokens);
+	model_branch_input_gradient(m, unit, PARAMETER_POST_NORM,
+	                            input_backward(m, layer, x, tokens, scale, first, loss_sum), middle,
+	                            tokens);
+}
+
+/* ---- the list of products ---- */
+void model_experts_list(struct model *m, int unit, int64_t tokens, void *place)
+{
+	static const enum parameter_role roles[] = {PARAMETER_GATE, PARAMETER_DOWN};
+	/* What an expert has where all of them have as much, and what it has at most. */
+	const int64_t rows[] = {MAX(tokens * m->chosen / m->c.experts, 1), tokens};
+
+	for (size_t i = 0; i < ARRAY_SIZE(roles); i++)
+		for (size_t j = 0; j < ARRAY_SIZE(rows); j++) {
+			struct expert e = {0, 0, rows[j]};
+
+			expert_forward(m, &e, unit, roles[i], place, place, false);
+			if (!m->o.training || unit < m->layout->lowest)
+				continue;
+			expert_input_gradient(m, &e, unit, roles[i], place, place, false);
+			if (!gradient(m, unit, roles[i]))
+				continue;
+			expert_weight_gradient(m, &e, unit, roles[i], place, place, true);
+			if (model_gradient_type(m, unit) == DTYPE_F32)
+				expert_weight_gradient(m, &e, unit, roles[i], place, place, false);
+		}
+}
