@@ -328,6 +328,7 @@ def run(name, config, program, flags, documents, masked):
     if "bf16" in flags:  # with large weights the gradients of bf16 are noise
         config.initializer_range = 0.08
     torch.manual_seed(1)
+    config._experts_implementation = "eager"  # of any width
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     with torch.no_grad():
         for key, p in model.named_parameters():
