@@ -25,7 +25,16 @@ static const char *const families[] = {
     "\"model_type\":\"granite\",\"embedding_multiplier\":3.0,\"attention_multiplier\":0.3,"
     "\"residual_multiplier\":0.7,\"logits_scaling\":1.5," SIZES,
     "\"model_type\":\"gemma3_text\",\"query_pre_attn_scalar\":16,\"sliding_window\":8," SIZES,
-    "\"model_type\":\"llama\",\"attention_bias\":true,\"mlp_bias\":true," SIZES};
+    "\"model_type\":\"llama\",\"attention_bias\":true,\"mlp_bias\":true," SIZES,
+    "\"model_type\":\"qwen3_moe\",\"num_experts\":5,\"num_experts_per_tok\":2,"
+    "\"moe_intermediate_size\":24," SIZES,
+    "\"model_type\":\"mixtral\",\"num_local_experts\":3," SIZES};
+
+/* Of the families, the last ones. */
+static bool has_experts(int family)
+{
+	return family >= 10;
+}
 
 int make_config(const struct setup *s, struct model_config *c, struct error *err)
 {
@@ -53,7 +62,12 @@ static const char *module_name(int family, int which)
 	static const char *const gpt2[] = {"attn.c_attn", "attn.c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"};
 	static const char *const phi3[] = {"qkv_proj", "qkv_proj", "o_proj", "gate_up_proj", "down_proj"};
 
-	return family == 3 ? gpt2[which] : family == 6 ? phi3[which] : llama[which];
+	static const char *const experts[] = {"q_proj", "v_proj", "o_proj", "k_proj", "o_proj"};
+
+	return family == 3           ? gpt2[which]
+	       : family == 6         ? phi3[which]
+	       : has_experts(family) ? experts[which]
+	                             : llama[which];
 }
 
 static void add_name(struct names *n, int layer, int family, const char *module)

@@ -37,7 +37,7 @@ enum { REFUSED = 77 };
 static const struct {
 	const char *name;
 	int values; /* 0 is the plainest */
-} axes[AXES] = {[FAMILY] = {"family", 10},
+} axes[AXES] = {[FAMILY] = {"family", 12},
                 [TIED] = {"tied", 2},
                 [LAYERS] = {"layers", 4},
                 [VOCABULARY] = {"vocabulary", 3},

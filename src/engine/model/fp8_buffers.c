@@ -34,8 +34,9 @@ int model_fp8_check(const struct model *m, struct error *err)
 	             {"width of all heads of keys", m->kv}};
 
 	if (m->o.fp8 && m->c.experts)
-		return error_set(err, -EINVAL,
-		                 "train.precision = \"fp8\" is not there for a mixture of experts; bf16 works");
+		return error_set(
+		    err, -EINVAL,
+		    "train.precision = \"fp8\" is not there for a mixture of experts; bf16 works");
 	for (size_t i = 0; m->o.fp8 && i < ARRAY_SIZE(sizes); i++)
 		if (sizes[i].n % FP8_MULTIPLE)
 			return error_set(

@@ -413,7 +413,8 @@ const char *model_activate(struct model *m, int layer, int64_t tokens);
 /* The gradient of gate_up, in place, from m->d_wide. Returns where the activation's output is: it is written
  * to m->y again unless it is kept, or nothing reads it (then NULL). */
 const char *model_activation_gradient(struct model *m, int layer, int64_t tokens);
-/* ---- experts.c: the MLP of a mixture of experts, in place of the products of gate, up and down ---- */
+/* ---- experts.c, experts_buffers.c: the MLP of a mixture of experts, in place of the products of gate, up
+ * and down ---- */
 /* The routing of x, and gate_up of the rows that it sends to each expert. */
 void model_experts_begin(struct model *m, int layer, const void *x, int64_t tokens);
 /* The same with the routing that is there. */
