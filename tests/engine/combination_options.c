@@ -31,9 +31,11 @@ static const char *const families[] = {
     "\"model_type\":\"mixtral\",\"num_local_experts\":3," SIZES};
 
 /* Of the families, the last ones. */
-static bool has_experts(int family)
+enum { FIRST_WITH_EXPERTS = 10 };
+
+bool has_experts(const struct setup *s)
 {
-	return family >= 10;
+	return s->axis[FAMILY] >= FIRST_WITH_EXPERTS;
 }
 
 int make_config(const struct setup *s, struct model_config *c, struct error *err)
@@ -64,10 +66,10 @@ static const char *module_name(int family, int which)
 
 	static const char *const experts[] = {"q_proj", "v_proj", "o_proj", "k_proj", "o_proj"};
 
-	return family == 3           ? gpt2[which]
-	       : family == 6         ? phi3[which]
-	       : has_experts(family) ? experts[which]
-	                             : llama[which];
+	return family == 3                    ? gpt2[which]
+	       : family == 6                  ? phi3[which]
+	       : family >= FIRST_WITH_EXPERTS ? experts[which]
+	                                      : llama[which];
 }
 
 static void add_name(struct names *n, int layer, int family, const char *module)

@@ -84,6 +84,7 @@ struct lists {
 	struct names target, saved, modules, extra;
 };
 
+bool has_experts(const struct setup *s);
 int make_config(const struct setup *s, struct model_config *c, struct error *err);
 /* lists: names that the options borrow. directory: of offloaded state. */
 void set_options(const struct setup *s, struct train_options *o, struct lists *l, const char *directory);

@@ -65,6 +65,22 @@ static double block_gemm(const struct hardware *h, const struct train_options *o
 	return MAX(2 * m * n * k / (h->fp8 * h->gemm), bytes / (h->bandwidth * h->stream)) + h->start;
 }
 
+/* A product of a block's matrix [out, in]; of those of the MLP, experts have one each, over their share of
+ * the rows. */
+static double matrix_gemm(const struct hardware *h, const struct model_config *c,
+                          const struct train_options *o, enum rate_product kind, bool mlp, double t,
+                          double out, double in, bool add)
+{
+	double s = (double)dtype_size(o->precision), copies = mlp ? MAX(c->experts, 1) : 1;
+	double rows = mlp ? t * MAX(c->chosen_experts, 1) / copies : t;
+
+	if (kind == RATE_PRODUCT_WEIGHT)
+		return copies *
+		       block_gemm(h, o, kind, out, in, rows, (double)dtype_size(o->gradient_type), add);
+	return copies * (kind == RATE_PRODUCT_FORWARD ? block_gemm(h, o, kind, rows, out, in, s, false)
+	                                              : block_gemm(h, o, kind, rows, in, out, s, false));
+}
+
 /* Making so many elements fp8: two passes read them, or one where the kernel of a GPU that wrote them has
  * found the largest, and `codes` bytes are written for each. */
 static double quantize_seconds(const struct hardware *h, const struct train_options *o, double elements,
@@ -238,6 +254,25 @@ static void count_adapters(const struct model_layout *l, const struct model_conf
 	p->block_backward += backward / c->layers;
 }
 
+/* What a mixture of experts has beside the products of its experts. */
+static void count_routing(const struct model_config *c, const struct train_options *o, double t,
+                          const struct hardware *h, struct cost_parts *p)
+{
+	enum dtype type = o->precision;
+	double s = (double)dtype_size(type), row = c->hidden * s, n = c->chosen_experts;
+	double gather = cost_stream(h, type, RATE_COPY, 2 * t * n * row),
+	       sum = cost_stream(h, type, RATE_COPY, t * (n + 1) * row);
+
+	p->block_forward +=
+	    cost_gemm(h, type, RATE_PRODUCT_FORWARD, t, c->experts, c->hidden, s, false) + gather + sum;
+	/* Two gathers, and the weights of the rows, for which the activation is computed again. */
+	p->block_backward +=
+	    cost_gemm(h, type, RATE_PRODUCT_INPUT, t, c->hidden, c->experts, s, false) +
+	    cost_gemm(h, type, RATE_PRODUCT_WEIGHT, c->experts, c->hidden, t, sizeof(float), false) +
+	    2 * gather + sum + cost_stream(h, type, RATE_COPY, 4 * t * n * c->intermediate * s) +
+	    cost_stream(h, type, RATE_SWIGLU, 3 * t * n * c->intermediate * s);
+}
+
 void cost_count_parts(const struct model_layout *l, const struct model_config *c,
                       const struct train_options *o, double row, const struct hardware *h, double logits_rows,
                       bool add, struct cost_parts *p)
@@ -255,37 +290,40 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	     silu = c->activation == MODEL_SILU;
 	bool stream = !c->layer_norm && c->norm_place == MODEL_NORM_BEFORE && c->residual_scale == 1;
 	const bool found[][2] = {{norm_finds, false}, {true, stream}, {norm_finds, silu}, {silu, stream}};
-	double element = t * s, norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
+	double element = t * s, places = element * MAX(c->chosen_experts, 1),
+	       norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
 	double swiglu, unwritten, written, norm, norms, again, rotation, gate_up, down;
 
 	*p = (struct cost_parts){.trained_blocks = trained.blocks};
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
 		double out = shapes[i][0], in = shapes[i][1];
+		bool mlp = i >= 2;
 
 		/* Of weights codes are made once a step, of gathered ones in each pass. */
-		p->block_forward += block_gemm(h, o, RATE_PRODUCT_FORWARD, t, out, in, s, false) +
+		p->block_forward += matrix_gemm(h, c, o, RATE_PRODUCT_FORWARD, mlp, t, out, in, false) +
 		                    quantize_seconds(h, o, t * in, 1, found[i][0]) +
 		                    quantize_seconds(h, o, out * in, 2, false) /
 		                        (o->strategy >= SHARD_ZERO3 ? 1 : (double)o->accumulation);
 		p->block_backward +=
-		    block_gemm(h, o, RATE_PRODUCT_INPUT, t, in, out, s, false) +
+		    matrix_gemm(h, c, o, RATE_PRODUCT_INPUT, mlp, t, out, in, false) +
 		    quantize_seconds(h, o, t * out, 2, found[i][1]) +
 		    (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2, false) : 0) +
-		    trained.matrices * (block_gemm(h, o, RATE_PRODUCT_WEIGHT, out, in, t,
-		                                   (double)dtype_size(o->gradient_type), add) +
+		    trained.matrices * (matrix_gemm(h, c, o, RATE_PRODUCT_WEIGHT, mlp, t, out, in, add) +
 		                        quantize_seconds(h, o, t * in, 1, found[i][0]));
 	}
 	if (l->adapts)
 		count_adapters(l, c, o, t, h, p);
-	swiglu = cost_stream(h, type, RATE_SWIGLU, (gate_up_cols + wide) * element);
+	if (c->experts)
+		count_routing(c, o, t, h, p);
+	swiglu = cost_stream(h, type, RATE_SWIGLU, (gate_up_cols + wide) * places);
 	norm = cost_stream(h, type, RATE_NORM, 4 * hidden * element);
 	rotation = cost_stream(h, type, RATE_ROTATION, 2 * (q + kv) * element + norm_qk);
 	/* A norm behind attention or the MLP is one more than before it where a block has both. */
 	norms = c->norm_place == MODEL_NORM_AROUND ? 4 : 2;
 	p->block_forward += attention(h, c, type, rows, row, false) + norms * norm + rotation + swiglu;
-	gate_up = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, gate_up_cols, hidden, s, false) +
+	gate_up = matrix_gemm(h, c, o, RATE_PRODUCT_FORWARD, true, t, gate_up_cols, hidden, false) +
 	          quantize_seconds(h, o, t * hidden, 1, norm_finds);
-	down = block_gemm(h, o, RATE_PRODUCT_FORWARD, t, hidden, wide, s, false) +
+	down = matrix_gemm(h, c, o, RATE_PRODUCT_FORWARD, true, t, hidden, wide, false) +
 	       quantize_seconds(h, o, t * wide, 1, silu);
 	/* Recomputed, the block ends with the products of gate and up. */
 	if (o->recompute == MODEL_RECOMPUTE_BLOCK)
@@ -294,10 +332,10 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 		p->again = norm + gate_up;
 	/* The norms are computed once more, before their gradients, and the activation's output is written
 	 * once more where a gradient needs it, unless they are kept. */
-	unwritten = cost_stream(h, type, RATE_SWIGLU_BACKWARD, (2 * gate_up_cols + wide) * element);
+	unwritten = cost_stream(h, type, RATE_SWIGLU_BACKWARD, (2 * gate_up_cols + wide) * places);
 	written = model_layout_reads_input(l, c->layers, PARAMETER_DOWN)
 	              ? MAX(unwritten, cost_stream(h, type, RATE_SWIGLU_BACKWARD,
-	                                           (2 * gate_up_cols + 2 * wide) * element))
+	                                           (2 * gate_up_cols + 2 * wide) * places))
 	              : unwritten;
 	again = norms * cost_stream(h, type, RATE_NORM, 2 * hidden * element);
 	p->saved = again + written - unwritten;
