@@ -18,6 +18,7 @@
 #include "config/run.h"
 #include "dtrain/commands.h"
 #include "dtrain/estimate.h"
+#include "dtrain/model_words.h"
 #include "dtrain/options.h"
 #include "dtrain/output_dir.h"
 #include "dtrain/run_request.h"
@@ -138,7 +139,7 @@ static void check_model(struct check *k)
 	const char *key = k->c->model.path ? "model.path" : "model.init";
 	struct error err = ERROR_INIT;
 	struct model_config model;
-	char count[32];
+	char size[120];
 	int r = 0, before;
 
 	if (k->c->model.path && file_exists(path) && !is_directory(path))
@@ -148,8 +149,8 @@ static void check_model(struct check *k)
 	    (k->c->model.path && (r = check_weights(path, &model, &err)) < 0))
 		print_wrong(k, key, &err);
 	else
-		print_good(k, "model", "%s: %s, %d layers, %s parameters%s", path, model.family, model.layers,
-		           str_millions(count, sizeof(count), model_config_parameters(&model)),
+		print_good(k, "model", "%s: %s, %d layers, %s%s", path, model.family, model.layers,
+		           model_size_words(size, sizeof(size), &model),
 		           !k->c->model.path ? ", from random weights"
 		           : model.new_head  ? ", with a new score head"
 		                             : "");

@@ -16,6 +16,7 @@
 #include "config/run.h"
 #include "dtrain/commands.h"
 #include "dtrain/estimate.h"
+#include "dtrain/model_words.h"
 #include "dtrain/options.h"
 #include "dtrain/rates_file.h"
 #include "dtrain/run_request.h"
@@ -247,10 +248,9 @@ static const char *large(char *buf, size_t size, double n)
 
 static void print_model(const struct model_config *m)
 {
-	char count[24];
+	char size[120];
 
-	printf("model    %s, %d layers, %s parameters\n", m->family, m->layers,
-	       str_millions(count, sizeof(count), model_config_parameters(m)));
+	printf("model    %s, %d layers, %s\n", m->family, m->layers, model_size_words(size, sizeof(size), m));
 }
 
 static void print_head(const struct subject *s, const struct estimate_list *list)

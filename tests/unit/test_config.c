@@ -406,6 +406,7 @@ static const struct {
     {"train.loss", "dft", "sft"},
     {"train.label_smoothing", "0.1", "sft"},
     {"train.neftune_alpha", "5", "sft"},
+    {"train.router_loss", "0.001", "sft"},
     {"data.train_on_prompt", "true", "sft"},
     {"data.mask_history", "true", "sft"},
 };
@@ -1203,7 +1204,7 @@ START_TEST(numbers_have_these_ranges)
 	    "train.decay_ratio 0 1\ntrain.embedding_learning_rate 0 100\ntrain.weight_decay 0 100\n"
 	    "train.beta1 0 0.999999\ntrain.beta2 0 0.999999\ntrain.epsilon 9.999999999999999e-21 1\n"
 	    "train.momentum 0 0.999999\ntrain.clip 0 1000000000\ntrain.label_smoothing 0 0.99\n"
-	    "train.neftune_alpha 0 10000\ntrain.loss_scale 0 1e+30\n"
+	    "train.neftune_alpha 0 10000\ntrain.router_loss -1 1000\ntrain.loss_scale 0 1e+30\n"
 	    "train.loss_scale_power 0 64\ntrain.loss_scale_window 1 1000000000000\ntrain.hysteresis 1 "
 	    "1000000\n"
 	    "train.min_loss_scale 1e-06 1e+30\ntrain.seed 0 9007199254740992\ntrain.eval_steps 0 "

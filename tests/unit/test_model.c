@@ -91,6 +91,9 @@ START_TEST(each_family_has_the_defaults_of_transformers)
 	    {"phi3", false, 4096, 16, 0, 1e-5, 1e4, 0, 0, MODEL_SILU},
 	    {"gemma2", true, 8192, 256, 4096, 1e-6, 1e4, 50, 30, MODEL_GELU_TANH},
 	    {"gemma3_text", true, 131072, 256, 4096, 1e-6, 1e6, 0, 0, MODEL_GELU_TANH},
+	    {"qwen3_moe", false, 32768, 16, 0, 1e-6, 1e4, 0, 0, MODEL_SILU},
+	    {"mixtral", false, 131072, 16, 0, 1e-5, 1e6, 0, 0, MODEL_SILU},
+	    {"olmoe", false, 4096, 16, 0, 1e-5, 1e4, 0, 0, MODEL_SILU},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(families); i++) {
@@ -123,9 +126,9 @@ START_TEST(key_value_heads_default_to_those_of_the_family)
 	static const struct {
 		const char *family;
 		int absent;
-	} families[] = {{"llama", 64},  {"mistral", 8},  {"qwen2", 32},     {"qwen3", 32},
-	                {"smollm3", 4}, {"granite", 64}, {"olmo2", 64},     {"olmo3", 64},
-	                {"phi3", 64},   {"gemma2", 4},   {"gemma3_text", 4}};
+	} families[] = {{"llama", 64},      {"mistral", 8},   {"qwen2", 32},  {"qwen3", 32}, {"smollm3", 4},
+	                {"granite", 64},    {"olmo2", 64},    {"olmo3", 64},  {"phi3", 64},  {"gemma2", 4},
+	                {"gemma3_text", 4}, {"qwen3_moe", 4}, {"mixtral", 8}, {"olmoe", 64}};
 
 	for (size_t i = 0; i < 2 * ARRAY_SIZE(families); i++) {
 		bool null = i >= ARRAY_SIZE(families);
@@ -704,6 +707,9 @@ static const char *const gradient_cases[] = {
     "\"final_logit_softcapping\":4.0,\"query_pre_attn_scalar\":16}",
     "{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":32,\"n_layer\":2,\"n_head\":2,\"n_positions\":"
     "64}",
+    "{\"model_type\":\"qwen3_moe\"," SIZES
+    ",\"head_dim\":16,\"num_experts\":5,\"num_experts_per_tok\":2,\"moe_intermediate_size\":24}",
+    "{\"model_type\":\"mixtral\"," SIZES ",\"num_local_experts\":3}",
 };
 
 START_TEST(gradients_are_differences)
@@ -732,9 +738,15 @@ END_TEST
 struct trained {
 	double alpha, smoothing;
 	bool dft;
+	double router;
+	int config; /* of gradient_cases */
 };
 
-static const struct trained trained_cases[] = {{5, 0.2, false}, {0, 0.1, false}, {0, 0, true}};
+static const struct trained trained_cases[] = {{5, 0.2, false, 0, 0},
+                                               {0, 0.1, false, 0, 7},
+                                               {0, 0, true, 0, 6},
+                                               {0, 0, false, 0.5, 8},
+                                               {0, 0, false, 2, 8}};
 
 static const int32_t row_ends[] = {12, 32};
 
@@ -750,7 +762,8 @@ static void make_trained(struct model_fixture *f, const char *config, const stru
 	                          .seed = 11,
 	                          .neftune_alpha = t->alpha,
 	                          .label_smoothing = t->smoothing,
-	                          .dft = t->dft};
+	                          .dft = t->dft,
+	                          .router_loss = t->router};
 	struct model_config c;
 
 	make(f, config, &o, &c);
@@ -785,7 +798,7 @@ static double trained_loss(struct model_fixture *f, const void *context)
 	return sum;
 }
 
-/* Of what lies outside of the blocks, and of one matrix in them. */
+/* Of what lies outside of the blocks, of one matrix in them, and of the routers. */
 START_TEST(trained_losses_have_their_gradients)
 {
 	struct error err = ERROR_INIT;
@@ -794,8 +807,8 @@ START_TEST(trained_losses_have_their_gradients)
 	struct sample s;
 	double loss;
 
-	make_trained(&f, gradient_cases[(int[]){0, 7, 6}[_i]], &trained_cases[_i], (enum model_recompute)_i,
-	             &s);
+	make_trained(&f, gradient_cases[trained_cases[_i].config], &trained_cases[_i],
+	             (enum model_recompute)(_i % 3), &s);
 	t.b = &s.b;
 	ck_ok(model_evaluate(f.model, &s.b, NULL, t.before, &err), &err);
 	ck_ok(model_fixture_gradients(&f, &s.b, 1, true, &loss, &err), &err);
@@ -804,7 +817,7 @@ START_TEST(trained_losses_have_their_gradients)
 		const struct model_parameter *p = &f.layout->parameter[i];
 
 		if (p->base > 0 && p->base < f.layout->base_units - 1 &&
-		    (p->base > 1 || p->role != PARAMETER_Q))
+		    (p->base > 1 || p->role != PARAMETER_Q) && p->role != PARAMETER_ROUTER)
 			continue;
 		ck_ok(model_fixture_gradients(&f, &s.b, 1, true, &loss, &err), &err);
 		check_gradient(&f, p, 4e-3, 5e-2, trained_loss, &t);
@@ -821,26 +834,28 @@ START_TEST(evaluation_has_cross_entropy_and_no_noise)
 	struct sample s;
 	double loss, mean;
 
-	make_trained(&plain, gradient_cases[1], &none, MODEL_KEEP_ALL, &s);
-	ck_ok(model_fixture_loss(&plain, &s.b, &mean, &err), &err);
 	for (size_t t = 0; t < ARRAY_SIZE(trained_cases); t++) {
+		const char *config =
+		    gradient_cases[trained_cases[t].router > 0 ? trained_cases[t].config : 1];
 		struct model_fixture f;
 
-		make_trained(&f, gradient_cases[1], &trained_cases[t], MODEL_KEEP_ALL, &s);
+		make_trained(&plain, config, &none, MODEL_KEEP_ALL, &s);
+		ck_ok(model_fixture_loss(&plain, &s.b, &mean, &err), &err);
+		model_fixture_free(&plain);
+		make_trained(&f, config, &trained_cases[t], MODEL_KEEP_ALL, &s);
 		ck_ok(model_fixture_gradients(&f, &s.b, 1, true, &loss, &err), &err);
 		ck_assert(fabs(loss / (double)s.counted - mean) > 1e-3);
 		ck_ok(model_fixture_loss(&f, &s.b, &loss, &err), &err);
 		ck_assert_double_eq(loss, mean);
 		model_fixture_free(&f);
 	}
-	model_fixture_free(&plain);
 }
 END_TEST
 
 /* A micro-batch has noise of its own, whatever is computed again. */
 START_TEST(noise_is_of_the_micro_batch)
 {
-	static const struct trained noise = {5, 0, false};
+	static const struct trained noise = {.alpha = 5};
 	struct error err = ERROR_INIT;
 	struct model_fixture kept;
 	double other, loss, same;
