@@ -32,6 +32,9 @@ families = {
     "phi3": tf.Phi3Config(**common, sliding_window=8, tie_word_embeddings=False),
     "gemma2": tf.Gemma2Config(**common, head_dim=24, sliding_window=8, tie_word_embeddings=True),
     "gemma3": tf.Gemma3TextConfig(**common, head_dim=24, sliding_window=8, tie_word_embeddings=True),
+    "qwen3_moe": tf.Qwen3MoeConfig(**common, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, tie_word_embeddings=True),
+    "mixtral": tf.MixtralConfig(**common, num_local_experts=3, tie_word_embeddings=False, output_router_logits=True),
+    "olmoe": tf.OlmoeConfig(**common, num_experts=5, num_experts_per_tok=2, tie_word_embeddings=False),
     "gpt2": tf.GPT2Config(vocab_size=264, n_embd=64, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2, pad_token_id=0),
 }
 

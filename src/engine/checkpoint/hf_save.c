@@ -35,6 +35,9 @@ static const struct {
     {"granite", "GraniteForCausalLM", NULL},
     {"phi3", "Phi3ForCausalLM", "Phi3ForSequenceClassification"},
     {"gemma2", "Gemma2ForCausalLM", "Gemma2ForSequenceClassification"},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", "Qwen3MoeForSequenceClassification"},
+    {"mixtral", "MixtralForCausalLM", "MixtralForSequenceClassification"},
+    {"olmoe", "OlmoeForCausalLM", NULL},
     {"gemma3_text", "Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"},
 };
 
