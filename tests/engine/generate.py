@@ -5,7 +5,7 @@ import importlib.util, json, os, random, shutil, subprocess, sys
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3MoeConfig, logging
 from transformers.generation.logits_process import (
     MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 
@@ -202,6 +202,25 @@ def generation():
     print("generation: adapters, penalty, prompts and stop strings as transformers")
 
 
+def experts():
+    """Of a mixture of experts a text is the same whatever others are generated with it, to whichever experts their tokens go."""
+    directory = f"{tmp}/experts"
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(
+        vocab_size=264, hidden_size=32, moe_intermediate_size=24, num_experts=5, num_experts_per_tok=2, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, initializer_range=0.2, bos_token_id=None, eos_token_id=None), dtype=torch.float32)
+    model.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(f"{source}/tests/engine/bytes/{name}", directory)
+    many = [f"{i} prompts"[: 1 + i % 9] for i in range(20)]
+    with open(f"{tmp}/many.txt", "w") as f:
+        f.write("\n".join(many) + "\n")
+    for precision in ("fp32", "bf16"):
+        of = {n: run_file(directory, {"prompts": "many.txt", "batch": n, "max_new_tokens": 24}, train={"precision": precision}) for n in (1, 3, 20)}
+        assert of[1] == of[3] == of[20] and len({o["completion"] for o in of[1]}) > 5, (precision, of)
+    print("generation: mixtures of experts, one text and many")
+
+
 def tied():
     """An adapter of the embedding or of the head of a model that ties the two changes one of them."""
     directory = f"{tmp}/tied"
@@ -265,4 +284,5 @@ def tied():
 
 sampling()
 generation()
+experts()
 tied()
