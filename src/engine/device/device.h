@@ -383,11 +383,14 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 
 /* ---- a mixture of experts (Shazeer et al. 2017): an MLP of which a token passes a few of many ---- */
 /* Row t of what follows is of a token. Its choices k are places of the rows that experts compute: all of the
- * first expert, then those of the second, and so on, of one expert in the order of the tokens. */
+ * first expert, then those of the second, and so on, of one expert in the order of the tokens. An expert's
+ * first place is a multiple of `multiple`, so that the number of its rows is one of a few, which is how many
+ * shapes a library prepares itself for; between the experts then are places that no choice has. */
 struct device_router {
 	int64_t tokens;
 	int experts, chosen; /* chosen: of a token, at most DEVICE_CHOSEN_MAX */
-	bool normalized;     /* the weights of a token add up to 1 */
+	int multiple;
+	bool normalized; /* the weights of a token add up to 1 */
 	enum dtype type;
 };
 #define DEVICE_EXPERTS_MAX 1024
@@ -398,14 +401,23 @@ struct device_router {
  * same. */
 void device_route(struct device *dev, const struct device_router *r, int32_t *expert, float *weight,
                   const void *logits);
-/* starts [experts + 1]: the first place of each expert, then tokens · chosen. row [tokens · chosen]: the
- * token of each place. place [tokens, chosen]: that of each choice. */
+/* The number of places, at most. */
+static inline int64_t device_places_most(const struct device_router *r)
+{
+	return r->tokens * r->chosen + (int64_t)r->experts * (r->multiple - 1);
+}
+/* starts [2 · experts + 1]: the first place of each expert, then the number of places, then that of each
+ * expert's choices. row [device_places_most]: the token of each place; -1: none. place [tokens, chosen]: that
+ * of each choice. */
 void device_expert_places(struct device *dev, const struct device_router *r, int32_t *starts, int32_t *row,
                           int32_t *place, const int32_t *expert);
+/* y[p, cols] = x[row[p], cols], or 0 where that is none, of so many places. */
+void device_expert_rows(struct device *dev, const struct device_router *r, void *y, const void *x,
+                        const int32_t *row, int64_t places, int cols);
 /* y[t, cols] = Σ weight[t,k] · x[place[t,k], cols], in the order of k, rounded once. weight NULL: all 1. */
 void device_expert_sum(struct device *dev, const struct device_router *r, void *y, const void *x,
                        const int32_t *place, const float *weight, int cols);
-/* Backward through the weights of rows x [tokens · chosen, cols], of whose weighted ones d is the gradient,
+/* Backward through the weights of rows x [places, cols], of whose weighted ones d is the gradient,
  * both in the order of places: d_weight[t,k] = d[p] · x[p], where p is place[t,k]; then d[p] and x[p] are
  * multiplied with weight[t,k]. */
 void device_expert_weigh(struct device *dev, const struct device_router *r, float *d_weight, void *d, void *x,

@@ -18,15 +18,6 @@
 #include "engine/model/linear.h"
 #include "engine/model/roles.h"
 
-static struct device_router router_of(const struct model *m, int64_t tokens)
-{
-	return (struct device_router){.tokens = tokens,
-	                              .experts = m->c.experts,
-	                              .chosen = m->c.chosen_experts,
-	                              .normalized = m->c.normalized_experts,
-	                              .type = m->o.type};
-}
-
 /* ---- the products of each expert with its rows ---- */
 /* Rows [first, first + rows) of those that experts compute, and the weights of their expert. */
 struct expert {
@@ -151,8 +142,8 @@ static void expert_weight_gradient(struct model *m, const struct expert *e, int 
 /* ---- forward ---- */
 static void find_places(struct model *m, struct model_routing *r, int64_t tokens)
 {
-	struct device_router router = router_of(m, tokens);
-	size_t bytes = ((size_t)m->c.experts + 1) * sizeof(int32_t);
+	struct device_router router = model_router(m, tokens);
+	size_t bytes = (2 * (size_t)m->c.experts + 1) * sizeof(int32_t);
 	struct error err;
 
 	device_route(m->dev, &router, r->expert, r->weight, r->logits);
@@ -163,9 +154,16 @@ static void find_places(struct model *m, struct model_routing *r, int64_t tokens
 		memset(r->starts, 0, bytes);
 }
 
+static int64_t places_of(const struct model *m, const struct model_routing *r)
+{
+	return r->starts[m->c.experts];
+}
+
 static void gather_rows(struct model *m, const struct model_routing *r, const void *x, int64_t tokens)
 {
-	device_embedding_forward(m->dev, m->spread, r->row, x, tokens * m->chosen, m->c.hidden, m->o.type);
+	struct device_router router = model_router(m, tokens);
+
+	device_expert_rows(m->dev, &router, m->spread, x, r->row, places_of(m, r), m->c.hidden);
 }
 
 void model_experts_gate_up(struct model *m, int layer, const void *x, int64_t tokens)
@@ -188,8 +186,8 @@ void model_experts_begin(struct model *m, int layer, const void *x, int64_t toke
 void model_experts_end(struct model *m, int layer, void *y, int64_t tokens)
 {
 	const struct model_routing *r = &m->layer[layer].routing;
-	struct device_router router = router_of(m, tokens);
-	const char *active = model_activate(m, layer, tokens * m->chosen);
+	struct device_router router = model_router(m, tokens);
+	const char *active = model_activate(m, layer, places_of(m, r));
 
 	each_expert(m, layer + 1, PARAMETER_DOWN, expert_forward, m->spread, active, false);
 	device_expert_sum(m->dev, &router, y, m->spread, r->place, r->weight, m->c.hidden);
@@ -205,9 +203,9 @@ int model_experts_balance(struct model *m, int64_t tokens, int64_t counted, stru
 		double share = 0;
 
 		for (int l = 0; l < m->c.layers; l++) {
-			const int32_t *starts = m->host_starts + (size_t)l * ((size_t)m->c.experts + 1);
+			const int32_t *starts = m->host_starts + (size_t)l * (2 * (size_t)m->c.experts + 1);
 
-			share += (starts[e + 1] - starts[e]) / rows;
+			share += starts[m->c.experts + 1 + e] / rows;
 		}
 		balance[e] = (float)(m->o.router_loss * m->c.experts * share * (double)counted / rows);
 	}
@@ -218,8 +216,8 @@ int model_experts_balance(struct model *m, int64_t tokens, int64_t counted, stru
 static void down_backward(struct model *m, int layer, const char *dy, int64_t tokens, bool first)
 {
 	struct model_activations *a = &m->layer[layer];
-	struct device_router router = router_of(m, tokens);
-	int64_t places = tokens * m->chosen;
+	struct device_router router = model_router(m, tokens);
+	int64_t places = places_of(m, &a->routing);
 	int unit = layer + 1;
 	char *active;
 
@@ -241,7 +239,7 @@ static const char *input_backward(struct model *m, int layer, const char *x, int
 {
 	struct model_activations *a = &m->layer[layer];
 	struct model_routing *r = &a->routing;
-	struct device_router router = router_of(m, tokens);
+	struct device_router router = model_router(m, tokens);
 	int unit = layer + 1;
 
 	each_expert(m, unit, PARAMETER_GATE, expert_input_gradient, m->d_wide, a->gate_up, false);
@@ -278,7 +276,9 @@ void model_experts_list(struct model *m, int unit, int64_t tokens, void *place)
 {
 	static const enum parameter_role roles[] = {PARAMETER_GATE, PARAMETER_DOWN};
 	/* What an expert has where all of them have as much, and what it has at most. */
-	const int64_t rows[] = {MAX(tokens * m->chosen / m->c.experts, 1), tokens};
+	int64_t share = MAX(tokens * m->c.chosen_experts / m->c.experts, 1), multiple = m->multiple;
+	const int64_t rows[] = {(share + multiple - 1) / multiple * multiple,
+	                        (tokens + multiple - 1) / multiple * multiple};
 
 	for (size_t i = 0; i < ARRAY_SIZE(roles); i++)
 		for (size_t j = 0; j < ARRAY_SIZE(rows); j++) {

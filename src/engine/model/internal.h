@@ -19,14 +19,14 @@ struct model_normed {
 	float *statistics;
 };
 
-/* Where tokens have gone in a mixture of experts (device_router); NULL: there is none. */
+/* Where tokens have gone in a mixture of experts (device_router). */
 struct model_routing {
 	char *logits;    /* [T, experts], and in the backward pass their gradients */
 	int32_t *expert; /* [T, chosen_experts] */
 	float *weight;   /* [T, chosen_experts] */
 	int32_t *place;  /* [T, chosen_experts] */
 	int32_t *row;    /* [places] */
-	int32_t *starts; /* host [experts + 1] */
+	int32_t *starts; /* host [2 · experts + 1], as device_expert_places has them */
 };
 
 /* Kept from a block's forward for its backward. Without training all blocks share one; with recompute all
@@ -110,7 +110,9 @@ struct model {
 	size_t size;                       /* of an element of o.type */
 	int64_t q, kv, qkv, wide, gate_up; /* columns */
 	int64_t logits_rows;
-	int64_t chosen; /* places for each token: chosen_experts, or 1 without experts */
+	/* Of experts: device_router's, and the places of the largest batch, or 0. */
+	int multiple;
+	int64_t places;
 	struct {
 		char *w, *g;
 	} * unit;
@@ -159,7 +161,7 @@ struct model {
 	float *d_weights; /* [T, chosen_experts] */
 	float *balance;   /* [experts] with o.router_loss: device_route_backward's */
 	float *row_losses;
-	int32_t *expert_starts; /* [experts + 1] */
+	int32_t *expert_starts; /* [2 · experts + 1] */
 	int32_t *host_starts;   /* of all layers; host */
 
 	/* Input on the device. */
@@ -426,6 +428,8 @@ void model_experts_backward(struct model *m, int layer, const char *dy, int64_t 
                             bool first, double *loss_sum);
 /* Before the backward pass of a batch of which `counted` tokens count: the loss that balances the experts. */
 int model_experts_balance(struct model *m, int64_t tokens, int64_t counted, struct error *err);
+struct device_router model_router(const struct model *m, int64_t tokens);
+void model_experts_size(struct model *m); /* before the next two */
 void model_experts_place(struct model *m, struct arena *a);
 void model_experts_activations(struct model *m, struct arena *a, int layer);
 /* The products with experts' weights that a batch of so many tokens may have, for model_products; place:

@@ -136,6 +136,22 @@ void KERNEL(route_backward)(struct device *dev, const struct device_router *r, v
 }
 
 /* ---- the rows ---- */
+void KERNEL(expert_rows)(struct device *dev, const struct device_router *r, void *y, const void *x,
+                         const int32_t *row, int64_t places, int cols)
+{
+	size_t bytes = (size_t)cols * dtype_size(r->type);
+
+#pragma omp parallel for schedule(static) num_threads(dev->threads) if (places * cols > PARALLEL_MIN)
+	for (int64_t p = 0; p < places; p++) {
+		char *to = (char *)y + (size_t)p * bytes;
+
+		if (row[p] < 0)
+			memset(to, 0, bytes);
+		else
+			memcpy(to, (const char *)x + (size_t)row[p] * bytes, bytes);
+	}
+}
+
 VINLINE void sum_rows(const struct device_router *r, void *y, const void *x, const int32_t *place,
                       const float *weight, int64_t cols, enum dtype type, int64_t lo, int64_t hi)
 {

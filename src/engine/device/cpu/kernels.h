@@ -51,6 +51,8 @@
 	                    const void *gate_up, int64_t tokens, int cols, enum dtype type))                 \
 	X(route, (struct device * dev, const struct device_router *r, int32_t *expert, float *weight,        \
 	          const void *logits))                                                                       \
+	X(expert_rows, (struct device * dev, const struct device_router *r, void *y, const void *x,          \
+	                const int32_t *row, int64_t places, int cols))                                       \
 	X(expert_sum, (struct device * dev, const struct device_router *r, void *y, const void *x,           \
 	               const int32_t *place, const float *weight, int cols))                                 \
 	X(expert_weigh, (struct device * dev, const struct device_router *r, float *d_weight, void *d,       \

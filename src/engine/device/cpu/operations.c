@@ -168,22 +168,28 @@ void device_route(struct device *dev, const struct device_router *r, int32_t *ex
 void device_expert_places(struct device *dev, const struct device_router *r, int32_t *starts, int32_t *row,
                           int32_t *place, const int32_t *expert)
 {
-	int64_t places = r->tokens * r->chosen;
+	int64_t choices = r->tokens * r->chosen;
+	int32_t *counts = starts + r->experts + 1;
 
 	(void)dev;
-	memset(starts, 0, ((size_t)r->experts + 1) * sizeof(*starts));
-	for (int64_t i = 0; i < places; i++)
-		starts[expert[i] + 1]++;
-	for (int e = 0; e < r->experts; e++)
-		starts[e + 1] += starts[e];
-	for (int64_t i = 0; i < places; i++) {
-		row[starts[expert[i]]] = (int32_t)(i / r->chosen);
-		place[i] = starts[expert[i]]++;
-	}
-	/* Each is now where the next one begins. */
-	for (int e = r->experts - 1; e > 0; e--)
-		starts[e] = starts[e - 1];
+	memset(counts, 0, (size_t)r->experts * sizeof(*counts));
+	memset(row, 0xff, (size_t)device_places_most(r) * sizeof(*row));
+	for (int64_t i = 0; i < choices; i++)
+		counts[expert[i]]++;
 	starts[0] = 0;
+	for (int e = 0; e < r->experts; e++)
+		starts[e + 1] = starts[e] + (counts[e] + r->multiple - 1) / r->multiple * r->multiple;
+	memset(counts, 0, (size_t)r->experts * sizeof(*counts));
+	for (int64_t i = 0; i < choices; i++) {
+		place[i] = starts[expert[i]] + counts[expert[i]]++;
+		row[place[i]] = (int32_t)(i / r->chosen);
+	}
+}
+
+void device_expert_rows(struct device *dev, const struct device_router *r, void *y, const void *x,
+                        const int32_t *row, int64_t places, int cols)
+{
+	dev->kernels->expert_rows(dev, r, y, x, row, places, cols);
 }
 
 void device_expert_sum(struct device *dev, const struct device_router *r, void *y, const void *x,
