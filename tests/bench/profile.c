@@ -343,6 +343,31 @@ OPERATION(swiglu_backward,
            int64_t tokens, int cols, enum dtype type, float *amax),
           (dev, d_gate_up, y, d_y, gate_up, tokens, cols, type, amax), 0,
           (y ? 6.0 : 5.0) * (double)tokens * cols * size_of(type), "swiglu backward")
+OPERATION(route,
+          (struct device * dev, const struct device_router *r, int32_t *expert, float *weight,
+           const void *logits),
+          (dev, r, expert, weight, logits), 0,
+          (double)r->tokens *(r->experts *size_of(r->type) + 8.0 * r->chosen), "route")
+OPERATION(route_backward,
+          (struct device * dev, const struct device_router *r, void *d_logits, const void *logits,
+           const int32_t *expert, const float *weight, const float *d_weight, const float *balance,
+           float scale, float *loss),
+          (dev, r, d_logits, logits, expert, weight, d_weight, balance, scale, loss), 0,
+          (double)r->tokens *(2 * r->experts * size_of(r->type) + 12.0 * r->chosen), "route backward")
+OPERATION(expert_places,
+          (struct device * dev, const struct device_router *r, int32_t *starts, int32_t *row, int32_t *place,
+           const int32_t *expert),
+          (dev, r, starts, row, place, expert), 0, 12.0 * (double)r->tokens * r->chosen, "expert places")
+OPERATION(expert_sum,
+          (struct device * dev, const struct device_router *r, void *y, const void *x, const int32_t *place,
+           const float *weight, int cols),
+          (dev, r, y, x, place, weight, cols), 0,
+          (r->chosen + 1.0) * (double)r->tokens * cols * size_of(r->type), "expert sum")
+OPERATION(expert_weigh,
+          (struct device * dev, const struct device_router *r, float *d_weight, void *d, void *x,
+           const int32_t *place, const float *weight, int cols),
+          (dev, r, d_weight, d, x, place, weight, cols), 0,
+          4.0 * (double)r->tokens * r->chosen * cols * size_of(r->type), "expert weigh")
 OPERATION(dropout,
           (struct device * dev, const struct device_dropout *d, void *y, bool accumulate, const void *x,
            enum dtype type, int64_t n),

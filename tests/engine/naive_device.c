@@ -464,6 +464,117 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 	find_largest(&amax[1], d_gate_up, tokens, 2 * (int64_t)cols, 2 * (int64_t)cols);
 }
 
+/* ---- a mixture of experts ---- */
+static void softmax(double *p, const float *x, int n)
+{
+	double top = x[0], sum = 0;
+
+	for (int e = 0; e < n; e++)
+		top = x[e] > top ? x[e] : top;
+	for (int e = 0; e < n; e++)
+		sum += exp(x[e] - top);
+	for (int e = 0; e < n; e++)
+		p[e] = exp(x[e] - top) / sum;
+}
+
+void device_route(struct device *dev, const struct device_router *r, int32_t *expert, float *weight,
+                  const void *logits)
+{
+	for (int64_t t = 0; t < r->tokens; t++) {
+		const float *x = (const float *)logits + t * r->experts;
+		double p[DEVICE_EXPERTS_MAX], sum = 0;
+		bool taken[DEVICE_EXPERTS_MAX] = {false};
+
+		softmax(p, x, r->experts);
+		for (int64_t i = t * r->chosen; i < (t + 1) * r->chosen; i++) {
+			int best = -1;
+
+			for (int e = 0; e < r->experts; e++)
+				if (!taken[e] && (best < 0 || x[e] > x[best]))
+					best = e;
+			taken[best] = true;
+			expert[i] = best;
+			sum += p[best];
+		}
+		for (int64_t i = t * r->chosen; i < (t + 1) * r->chosen; i++)
+			weight[i] = (float)(p[expert[i]] / (r->normalized ? sum : 1));
+	}
+}
+
+void device_expert_places(struct device *dev, const struct device_router *r, int32_t *starts, int32_t *row,
+                          int32_t *place, const int32_t *expert)
+{
+	int32_t places = 0;
+
+	for (int e = 0; e < r->experts; e++) {
+		starts[e] = places;
+		for (int64_t i = 0; i < r->tokens * r->chosen; i++)
+			if (expert[i] == e) {
+				place[i] = places;
+				row[places++] = (int32_t)(i / r->chosen);
+			}
+	}
+	starts[r->experts] = places;
+}
+
+void device_expert_sum(struct device *dev, const struct device_router *r, void *y, const void *x,
+                       const int32_t *place, const float *weight, int cols)
+{
+	for (int64_t t = 0; t < r->tokens; t++)
+		for (int64_t j = 0; j < cols; j++) {
+			double sum = 0;
+
+			for (int64_t i = t * r->chosen; i < (t + 1) * r->chosen; i++)
+				sum += (weight ? (double)weight[i] : 1) *
+				       ((const float *)x)[(int64_t)place[i] * cols + j];
+			((float *)y)[t * cols + j] = (float)sum;
+		}
+}
+
+void device_expert_weigh(struct device *dev, const struct device_router *r, float *d_weight, void *d, void *x,
+                         const int32_t *place, const float *weight, int cols)
+{
+	for (int64_t i = 0; i < r->tokens * r->chosen; i++) {
+		float *a = (float *)d + (int64_t)place[i] * cols, *b = (float *)x + (int64_t)place[i] * cols;
+		double sum = 0;
+
+		for (int j = 0; j < cols; j++) {
+			sum += (double)a[j] * b[j];
+			a[j] *= weight[i];
+			b[j] *= weight[i];
+		}
+		d_weight[i] = (float)sum;
+	}
+}
+
+/* Through the weights, whose sum over the chosen ones is 1 where they are normalized, then the softmax. */
+void device_route_backward(struct device *dev, const struct device_router *r, void *d_logits,
+                           const void *logits, const int32_t *expert, const float *weight,
+                           const float *d_weight, const float *balance, float scale, float *loss)
+{
+	for (int64_t t = 0; t < r->tokens; t++) {
+		double p[DEVICE_EXPERTS_MAX], d[DEVICE_EXPERTS_MAX] = {0}, sum = 0, mean = 0, lost = 0,
+		                              dot = 0;
+
+		softmax(p, (const float *)logits + t * r->experts, r->experts);
+		for (int64_t i = t * r->chosen; i < (t + 1) * r->chosen; i++) {
+			sum += p[expert[i]];
+			mean += (double)d_weight[i] * weight[i];
+		}
+		for (int64_t i = t * r->chosen; i < (t + 1) * r->chosen; i++)
+			d[expert[i]] = r->normalized ? (d_weight[i] - mean) / sum : d_weight[i];
+		for (int e = 0; e < r->experts; e++) {
+			d[e] += balance ? (double)scale * balance[e] : 0;
+			lost += balance ? balance[e] * p[e] : 0;
+			dot += d[e] * p[e];
+		}
+		for (int e = 0; e < r->experts; e++)
+			((float *)d_logits)[t * r->experts + e] = (float)(p[e] * (d[e] - dot));
+		if (balance)
+			loss[t] = (float)lost;
+	}
+}
+
 /* ---- adapters ---- */
 void device_dropout(struct device *dev, const struct device_dropout *d, void *y, bool accumulate,
                     const void *x, enum dtype type, int64_t n)

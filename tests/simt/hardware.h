@@ -76,6 +76,14 @@ static inline uint32_t float_bits(float x)
 	return u;
 }
 
+static inline float bits_float(uint32_t bits)
+{
+	float x;
+
+	memcpy(&x, &bits, sizeof(x));
+	return x;
+}
+
 /* (-ffp-contract=off) */
 static inline float exact_product(float a, float b)
 {
@@ -131,6 +139,16 @@ static inline uint32_t warp_ballot(bool p)
 	for (int l = 0; l < 32; l++)
 		votes |= (uint32_t)lanes[16 * l] << l;
 	return votes;
+}
+
+static inline uint32_t warp_match(int x)
+{
+	const unsigned char *lanes = simt::warp_exchange(&x, sizeof(x));
+	uint32_t same = 0;
+
+	for (int l = 0; l < 32; l++)
+		same |= (uint32_t)!memcmp(lanes + 16 * l, &x, sizeof(x)) << l;
+	return same;
 }
 
 static inline bool block_any(bool p)

@@ -220,6 +220,78 @@ START_TEST(bias)
 }
 END_TEST
 
+/* ---- experts: the places are in the opposite order of the choices ---- */
+enum { CHOSEN = 4 };
+static int64_t last_place;
+
+static double weight_of(int64_t choice)
+{
+	return value(1, choice, DTYPE_F32);
+}
+
+static void expert_sum_row(int64_t row, int64_t cols, enum dtype t, double *out)
+{
+	for (int64_t i = 0; i < cols; i++) {
+		out[i] = 0;
+		for (int64_t k = row * CHOSEN; k < (row + 1) * CHOSEN; k++)
+			out[i] += weight_of(k) * value(0, (last_place - k) * cols + i, t);
+	}
+}
+
+static void weighed_row(int64_t row, int64_t cols, enum dtype t, double *out)
+{
+	for (int64_t i = 0; i < cols; i++)
+		out[i] = weight_of(last_place - row) * value(2, row * cols + i, t);
+}
+
+static void check_weight_gradient(const float *d_weight, int64_t places, enum dtype t)
+{
+	double *got = test_fetch_values(dev, d_weight, places, DTYPE_F32);
+
+	for (int s = 0; s < SAMPLES; s++) {
+		int64_t row = sample(places, IN, s), choice = last_place - row;
+		double want = 0;
+
+		for (int64_t i = row * IN; i < (row + 1) * IN; i++)
+			want += value(0, i, t) * value(2, i, t);
+		ck_assert_msg(fabs(got[choice] - want) < 4e-6 * (fabs(want) + 45),
+		              "d_weight[%lld] is %.9g, not %.9g", (long long)choice, got[choice], want);
+	}
+	free(got);
+}
+
+static void experts_at(int64_t rows, enum dtype t)
+{
+	struct device_router r = {(rows + CHOSEN - 1) / CHOSEN, 64, CHOSEN, false, t};
+	int64_t places = r.tokens * CHOSEN;
+	void *x = filled(0, places * IN, t), *d = filled(2, places * IN, t), *y = empty(r.tokens * IN, t);
+	float *weight = filled(1, places, DTYPE_F32), *d_weight = empty(places, DTYPE_F32);
+	int32_t *host = malloc((size_t)places * sizeof(*host)), *place;
+
+	last_place = places - 1;
+	for (int64_t i = 0; i < places; i++)
+		host[i] = (int32_t)(last_place - i);
+	place = test_put(dev, host, (size_t)places * sizeof(*host));
+	device_expert_sum(dev, &r, y, x, place, weight, IN);
+	check_rows("expert sum", y, r.tokens, IN, t, expert_sum_row, test_tolerance(t), 3);
+	device_expert_weigh(dev, &r, d_weight, d, x, place, weight, IN);
+	check_rows("weighed d", d, places, IN, t, weighed_row, test_tolerance(t), 0);
+	check_weight_gradient(d_weight, places, t);
+	free(host);
+	device_free(dev, x);
+	device_free(dev, d);
+	device_free(dev, y);
+	device_free(dev, weight);
+	device_free(dev, d_weight);
+	device_free(dev, place);
+}
+
+START_TEST(experts)
+{
+	each_size(IN, experts_at);
+}
+END_TEST
+
 /* ---- cross-entropy ---- */
 enum { VOCAB = 128256 };
 
@@ -298,6 +370,7 @@ TCase *test_device_large_rows(void)
 	tcase_add_test(tc, swiglu);
 	tcase_add_test(tc, rope);
 	tcase_add_test(tc, bias);
+	tcase_add_test(tc, experts);
 	tcase_add_test(tc, cross_entropy);
 	return tc;
 }

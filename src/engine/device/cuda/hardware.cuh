@@ -72,6 +72,11 @@ __device__ __forceinline__ uint32_t float_bits(float x)
 	return __float_as_uint(x);
 }
 
+__device__ __forceinline__ float bits_float(uint32_t bits)
+{
+	return __uint_as_float(bits);
+}
+
 /* A product that is not fused with an addition, so that it has the same bits on every device. */
 __device__ __forceinline__ float exact_product(float a, float b)
 {
@@ -122,6 +127,12 @@ template <typename V> __device__ __forceinline__ V shuffle(V x, int lane)
 __device__ __forceinline__ uint32_t warp_ballot(bool p)
 {
 	return __ballot_sync(0xffffffffu, p);
+}
+
+/* The lanes that have the same x as this one. */
+__device__ __forceinline__ uint32_t warp_match(int x)
+{
+	return __match_any_sync(0xffffffffu, x);
 }
 
 __device__ __forceinline__ bool block_any(bool p)
