@@ -65,6 +65,9 @@ struct device_shapes {
 	int64_t max_sequence; /* longest document in tokens */
 	int64_t cache_tokens; /* longest sequence in a cache; 0: there is none */
 	int hidden, intermediate, heads, kv_heads, head_dim;
+	/* Of a mixture of experts, each of which is intermediate wide and computes a multiple of so many
+	 * rows; experts 0: there is one MLP. */
+	int experts, multiple;
 	int norm_cols; /* of a norm that is wider than hidden; 0: none is */
 	/* Columns and rows of a chunk of the head's output: of logits, or of scores, of which vocab is 1. */
 	int64_t vocab, logits_rows;

@@ -2,14 +2,15 @@
 /* The memory of a mixture of experts. (A plan has it without a device.) */
 #include "engine/model/internal.h"
 
-/* An eighth of what an expert has where all have as much, as a power of two up to 64. Texts that are
- * generated go one token at a time, and rows without one would take most of the time. */
+/* A quarter of what an expert has where all have as much, as a power of two from 16 to 64: there are about a
+ * dozen numbers of rows then, for each of which oneDNN compiles products of its own. Texts that are generated
+ * go one token at a time, and rows without one would take most of the time. */
 static int multiple_of(const struct model *m)
 {
-	int64_t share = m->o.max_tokens * m->c.chosen_experts / m->c.experts / 8;
-	int multiple = 1;
+	int64_t share = m->o.max_tokens * m->c.chosen_experts / m->c.experts;
+	int multiple = 16;
 
-	while (multiple < 64 && multiple * 2 <= share)
+	while (multiple < 64 && multiple * 8 <= share)
 		multiple *= 2;
 	return m->o.training ? multiple : 1;
 }

@@ -362,6 +362,8 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .cache_tokens = m->o.cache_tokens,
 	                            .hidden = m->c.hidden,
 	                            .intermediate = m->c.intermediate,
+	                            .experts = m->c.experts,
+	                            .multiple = m->multiple,
 	                            .heads = m->c.heads,
 	                            .kv_heads = m->c.kv_heads,
 	                            .head_dim = m->c.head_dim,

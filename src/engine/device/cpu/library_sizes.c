@@ -15,9 +15,12 @@ struct product {
 	bool adds, to_f32;
 };
 
-/* Those of a block, with fused matrices, and of the head: two of each, its gradient, and one that adds to
- * that; and Muon's three of q, of k and v, of o, of gate and up, and of down. */
-enum { MODEL_MATRICES = 5, MUON_MATRICES = 5, PRODUCTS_MAX = 4 * MODEL_MATRICES + 3 * MUON_MATRICES };
+/* Those of a block, with fused matrices and a router, and of the head: two of each, its gradient, and one
+ * that adds to that; and Muon's three of q, of k and v, of o, of gate and up, and of down. */
+enum { MODEL_MATRICES = 5, MUON_MATRICES = 5 };
+/* Experts have other numbers of rows in each batch, all tokens at most. */
+enum { EXPERT_ROWS = 32, EXPERT_MATRICES = 2 };
+enum { PRODUCTS_MAX = 4 * (MODEL_MATRICES + 1 + EXPERT_ROWS * EXPERT_MATRICES) + 3 * MUON_MATRICES };
 struct products {
 	struct product list[PRODUCTS_MAX];
 	int n;
@@ -79,8 +82,16 @@ static void list_products(const struct device_shapes *s, bool accumulates, struc
 	                                          {s->hidden, s->intermediate}};
 
 	all->n = 0;
-	for (int i = 0; i < MODEL_MATRICES - 1; i++)
-		add_matrix(all, fused[i][0], fused[i][1], s->tokens, !s->frozen_blocks, accumulates,
+	for (int i = 0; i < MODEL_MATRICES - 1; i++) {
+		bool of_experts = s->experts > 0 && i >= MODEL_MATRICES - 1 - EXPERT_MATRICES;
+		int64_t most = of_experts ? s->tokens / s->multiple + 1 : 1, counts = MIN(most, EXPERT_ROWS);
+
+		for (int64_t rows = 1; rows <= counts; rows++)
+			add_matrix(all, fused[i][0], fused[i][1], of_experts ? rows * s->multiple : s->tokens,
+			           !s->frozen_blocks, accumulates, s->gradient_type);
+	}
+	if (s->experts > 0)
+		add_matrix(all, s->experts, s->hidden, s->tokens, !s->frozen_blocks, accumulates,
 		           s->gradient_type);
 	add_matrix(all, s->vocab, s->hidden, MIN(s->logits_rows, s->tokens), !s->frozen_head,
 	           accumulates || s->logits_rows < s->tokens, DTYPE_F32);
