@@ -439,11 +439,12 @@ int estimate_to_json(const struct estimate_input *in, const struct estimate_list
 
 	for (size_t i = 0; i < list->count; i++)
 		json_array_append_new(plans, estimate_plan_json(&list->all[i]));
-	all = json_pack("{s:{s:s,s:i,s:I},s:{s:s,s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:I,s:I},s:o}", "model",
+	all = json_pack("{s:{s:s,s:i,s:I,s:I},s:{s:s,s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:I,s:I},s:o}", "model",
 	                "family", in->model->family, "layers", in->model->layers, "parameters",
-	                (json_int_t)model_config_parameters(in->model), "devices", "name", w->device.name,
-	                "rates", w->device.rates ? "measured" : "table", "nodes", w->nodes, "per_node",
-	                w->per_node, "memory", (json_int_t)w->device.memory, "step", "precision",
+	                (json_int_t)model_config_parameters(in->model), "active_parameters",
+	                (json_int_t)model_config_active_parameters(in->model), "devices", "name",
+	                w->device.name, "rates", w->device.rates ? "measured" : "table", "nodes", w->nodes,
+	                "per_node", w->per_node, "memory", (json_int_t)w->device.memory, "step", "precision",
 	                in->options->fp8 ? "float8" : dtype_name(in->options->precision), "micro_batch",
 	                (json_int_t)in->options->micro_batch, "accumulation",
 	                (json_int_t)in->options->accumulation, "max_row", (json_int_t)in->max_row, "tokens",
