@@ -123,7 +123,8 @@ static const struct key run_key_list[] = {
     {"train", "neftune_alpha", KEY_NUMBER, F(train.neftune_alpha), "0", 0, 10000, NULL,
      "noise on the embeddings of training passes (NEFTune), such as 5; 0: none"},
     {"train", "router_loss", KEY_NUMBER, F(train.router_loss), "-1", -1, 1000, NULL,
-     "factor of the loss that balances the loads of experts, such as 0.001; 0: none; -1: as config.json says"},
+     "factor of the loss that balances the loads of experts, such as 0.001; 0: none; -1: as config.json "
+     "says"},
     {"train", "precision", KEY_CHOICE, F(train.precision), "auto", 0, 0, "auto|fp32|bf16|fp16|fp8",
      "of activations and matrix products; auto: bf16 where every rank's device multiplies it, else fp32"},
     {"train", "loss_scale", KEY_NUMBER, F(train.loss_scale), "0", 0, 1e30, NULL,

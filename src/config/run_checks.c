@@ -294,7 +294,8 @@ static int check_preference(const struct run_config *c, const char *where, struc
 	     c->task == RUN_DPO || c->task == RUN_SIMPO
 	         ? "it is of tokens, and preference.label_smoothing of pairs"
 	         : "it is for the tasks pretrain and sft"},
-	    {prefers && c->train.router_loss > 0, "train.router_loss", "it is for the tasks pretrain and sft"},
+	    {prefers && c->train.router_loss > 0, "train.router_loss",
+	     "it is for the tasks pretrain and sft"},
 	    {prefers && !str_eq(c->train.loss, "cross_entropy"), "train.loss",
 	     "it is for the tasks pretrain and sft"},
 	    {prefers && c->data.packing, "data.packing", "a row of preferences is a pair of answers"},
