@@ -169,9 +169,10 @@ static int parse_number(const char *word, const char *value, int64_t min, int64_
 }
 
 /* given: which of the words with a value the line has had, a bit each. */
+enum { SLOTS, PORT, ADDRESS };
 static int parse_word(struct host *h, const char *word, unsigned *given, const char *where, struct error *err)
 {
-	static const char *const valued[] = {"slots=", "port=", "addr="};
+	static const char *const valued[] = {[SLOTS] = "slots=", [PORT] = "port=", [ADDRESS] = "addr="};
 	const char *eq = strchr(word, '=');
 
 	for (unsigned i = 0; eq && i < ARRAY_SIZE(valued); i++) {
@@ -200,6 +201,20 @@ static int parse_word(struct host *h, const char *word, unsigned *given, const c
 	    err, -EINVAL,
 	    "%s:%d: '%s' is not known; a line is: HOST slots=N [addr=ADDRESS] [port=PORT] [submit] [label…]",
 	    where, h->line, word);
+}
+
+/* A number of slots that stands alone, as in other programs' files, would be a label. */
+static int check_labels(const struct host *h, const char *where, struct error *err)
+{
+	int64_t number;
+
+	for (char **l = h->labels; l && *l; l++)
+		if (str_to_int64(*l, 0, SLOTS_MAX, &number) == 0)
+			return error_set(
+			    err, -EINVAL,
+			    "%s:%d: '%s' is a number alone, and the line has no slots=N; expected slots=%s",
+			    where, h->line, *l, *l);
+	return 0;
 }
 
 static int parse_line(struct hosts *hosts, char *text, int line, const char *where, struct error *err)
@@ -231,6 +246,8 @@ static int parse_line(struct hosts *hosts, char *text, int line, const char *whe
 		return error_oom(err);
 	while (r == 0 && (word = strtok_r(NULL, " \t\r", &save)))
 		r = parse_word(h, word, &given, where, err);
+	if (r == 0 && !(given & 1u << SLOTS))
+		r = check_labels(h, where, err);
 	hosts->restricts_users = hosts->restricts_users || h->submit;
 	if (r == 0 && !h->address) {
 		h->address = strdup(h->name);

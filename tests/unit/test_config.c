@@ -1377,6 +1377,8 @@ static const struct {
     {"n1 slots=1025\n", "hosts:1: slots=1025: not a whole number from 0 to 1024"},
     {"n1 slots=-1\n", "hosts:1: slots=-1: not a whole number from 0 to 1024"},
     {"n1\nn2 port=65536\n", "hosts:2: port=65536: not a whole number from 1 to 65535"},
+    {"n1 8\n", "hosts:1: '8' is a number alone, and the line has no slots=N; expected slots=8"},
+    {"n1 slots=2 12\nn2 12 slots=2\nn3 addr=a rack 0\n", "hosts:3: '0' is a number alone"},
     {"n1 la*bel\n", "hosts:1: label 'la*bel': letters, digits and .-_:/ are allowed"},
     {"", "no host in it"},
     {"# nothing\n", "no host in it"},
