@@ -353,6 +353,10 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		                 c->train.min_learning_rate, c->train.learning_rate);
 	if (check_loss_scale(c, where, err) < 0)
 		return -EINVAL;
+	if (c->train.router_loss < 0 && c->train.router_loss > -1)
+		return error_set(err, -EINVAL,
+		                 "%s: train.router_loss: %g: expected a factor from 0 on, or -1", where,
+		                 c->train.router_loss);
 	if (str_eq(c->train.loss, "dft") && c->train.label_smoothing > 0)
 		return error_set(
 		    err, -EINVAL,

@@ -98,9 +98,9 @@ static void name_targets(const struct setup *s, struct names *n)
 		int which = s->axis[TARGET] % 5;
 
 		snprintf(module, sizeof(module), "%s%s",
-		         family == 3 ? ""
-		         : which < 3 ? "self_attn."
-		                     : "mlp.",
+		         family == 3                                 ? ""
+		         : which < 3 || family >= FIRST_WITH_EXPERTS ? "self_attn."
+		                                                     : "mlp.",
 		         module_name(family, which));
 		add_name(n, s->axis[SAVED] == 1 ? 0 : last, family, module);
 		return;
@@ -130,7 +130,11 @@ static void name_targets(const struct setup *s, struct names *n)
 		snprintf(module, sizeof(module), "%s%s", family == 3 ? "" : "self_attn.",
 		         module_name(family, 1));
 		add_name(n, 0, family, module);
-		snprintf(module, sizeof(module), "%s%s", family == 3 ? "" : "mlp.", module_name(family, 4));
+		snprintf(module, sizeof(module), "%s%s",
+		         family == 3                    ? ""
+		         : family >= FIRST_WITH_EXPERTS ? "self_attn."
+		                                        : "mlp.",
+		         module_name(family, 4));
 		add_name(n, last, family, module);
 		break;
 	case 7:
@@ -206,10 +210,15 @@ static void set_tuning(const struct setup *s, struct train_options *o, struct li
 			    {"mlp", "qkv_proj", "self_attn", "o_proj", "down_proj", "input_layernorm",
 			     "gate_up_proj"}};
 
+			static const char *const of_experts[] = {"experts",   "gate", "up_proj", "w1",
+			                                         "down_proj", "w2",   "v_proj"};
+
 			add_name(&l->modules, -1, family,
-			         parts[family == 3   ? 1
-			               : family == 6 ? 2
-			                             : 0][s->axis[TARGET] - 3]);
+			         family >= FIRST_WITH_EXPERTS && s->axis[DROPOUT] % 2
+			             ? of_experts[s->axis[TARGET] - 3]
+			             : parts[family == 3   ? 1
+			                     : family == 6 ? 2
+			                                   : 0][s->axis[TARGET] - 3]);
 			t->modules = l->modules.list;
 		}
 		if (s->axis[SAVED] > 5) {

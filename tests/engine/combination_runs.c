@@ -56,7 +56,7 @@ static int fill(void *start, const struct model_parameter *p, int64_t first, int
 {
 	struct start *s = start;
 
-	if (p->frozen && p->matrix && in_block(p))
+	if (p->frozen && model_parameter_in_4_bits(p) && in_block(p))
 		return nf4_weights_fill(&s->frozen, p, first, n, out, err);
 	for (int64_t i = 0; i < n && p->part == PART_MAGNITUDE; i++)
 		out[i] = 0.8f;

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A mixture of experts: two ranks have the losses of one rank under each strategy, a resumed run and one with offload have bitwise their own,
-# the loss that balances experts does so, and adapters go on what has any, over experts in 4 bits, too.
+# A mixture of experts: two ranks have the losses of one rank under each strategy; a resumed run, one that recomputes and one with offload have the
+# same bits, also with the loss that balances experts; every precision and optimizer trains it; attention has adapters, also over experts in 4 bits.
 . "$(dirname "$0")/worker.sh"
 more() { # NAME GROUPS: adds groups to the configuration
 	sed -i 's|"train": {|'"$2"', &|' "$tmp/$1.json"
@@ -62,6 +62,23 @@ attempt=2 run one || { cat "$tmp/one.log"; fail "resumed"; }
 grep -q '^resuming from .*checkpoint-10' "$tmp/one.log" && cmp "$tmp/whole" "$tmp/one/model.safetensors" && diff "$tmp/losses" <(losses "$tmp/one") ||
 	fail "resumed: other losses or weights"
 
+# The loss that balances experts is that of each micro-batch: of two on one rank, or of one on each of two.
+balanced='"max_steps": 20, "router_loss": 0.5'
+experts balanced "$tmp/balanced" "$balanced, \"accumulation\": 2" '"save_steps": 10'
+run balanced || { cat "$tmp/balanced.log"; fail "router_loss"; }
+paste -d ' ' <(values one) <(values balanced) | head -n 1 | awk '{ exit !($2 > $1 + 0.9 && $2 < $1 + 2) }' || fail "router_loss: 0.5 times at least 2 is not in the loss"
+experts balanced2 "$tmp/balanced2" "$balanced" '"save_steps": 0'
+more balanced2 '"parallel": {"strategy": "zero3", "prefetch": 0}'
+pair balanced2 || { cat "$tmp/balanced2-0.log"; fail "router_loss, two ranks"; }
+near balanced balanced2 || fail "router_loss: other losses than one rank"
+experts balanced3 "$tmp/balanced3" "$balanced, \"accumulation\": 2, \"recompute\": \"full\"" '"save_steps": 10'
+run balanced3 || { cat "$tmp/balanced3.log"; fail "router_loss, recomputed"; }
+same balanced balanced3 model.safetensors
+rm -r "$tmp/balanced3/checkpoint-20" "$tmp/balanced3/model.safetensors"
+attempt=2 run balanced3 || { cat "$tmp/balanced3.log"; fail "router_loss, resumed"; }
+grep -q '^resuming from .*checkpoint-10' "$tmp/balanced3.log" || fail "router_loss: not resumed"
+same balanced balanced3 model.safetensors
+
 # What is computed again, and what the host holds, changes no bit.
 for how in '"recompute": "full"' '"recompute": "selective"'; do
 	rm -rf "$tmp/again"
@@ -81,6 +98,13 @@ for precision in bf16 fp16; do
 	paste -d ' ' <(values one) <(values $precision) | awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > max) max = d; n++ }
 		END { printf "'$precision': largest difference of the losses %.4f of them\n", max; exit !(n == 20 && max < 0.02) }' || fail "$precision: other losses than fp32"
 done
+# Rows of an expert are a multiple, here of more than all tokens are; what is not multiplied in its own type is widened.
+experts odd "$tmp/odd" '"max_steps": 5' '"save_steps": 0'
+sed -i 's|"precision": "fp32"|"precision": "fp16"|; s|"max_length": 64|"max_length": 50|; s|"micro_batch": 2|"micro_batch": 1|' "$tmp/odd.json"
+sed -i 's|"init": "[^"]*"|"init": "'"$tmp/wide"'"|' "$tmp/odd.json"
+cp -r "$tmp/model" "$tmp/wide"
+sed -i 's|"moe_intermediate_size": 40|"moe_intermediate_size": 512|; s|"num_experts": 6, "num_experts_per_tok": 2|"num_experts": 1, "num_experts_per_tok": 1|' "$tmp/wide/config.json"
+run odd || { cat "$tmp/odd.log"; fail "50 tokens in fp16"; }
 for optimizer in muon adafactor adamw_8bit; do
 	experts $optimizer "$tmp/$optimizer" '"max_steps": 20, "accumulation": 2, "optimizer": "'$optimizer'"' '"save_steps": 0'
 	run $optimizer || { cat "$tmp/$optimizer.log"; fail "$optimizer"; }
@@ -90,7 +114,7 @@ done
 experts fp8 "$tmp/fp8" '"max_steps": 20' '"save_steps": 0'
 sed -i 's|"precision": "fp32"|"precision": "fp8"|' "$tmp/fp8.json"
 ! run fp8 || fail "fp8 runs"
-grep -q '^error: train.precision = "fp8" is not there for a mixture of experts' "$tmp/fp8.log" || { cat "$tmp/fp8.log"; fail "what it says of fp8"; }
+grep -q '^error: train.precision = "fp8" is not supported for mixtures of experts' "$tmp/fp8.log" || { cat "$tmp/fp8.log"; fail "what it says of fp8"; }
 
 # Adapters of attention, over experts that are frozen, in 4 bits, too.
 sed 's|"init": "[^"]*"|"path": "'"$tmp/one"'"|' "$tmp/one.json" >"$tmp/base.json"
@@ -100,6 +124,8 @@ for how in none nf4; do
 	run lora-$how || { cat "$tmp/lora-$how.log"; fail "adapters, quantize $how"; }
 	[ -s "$tmp/lora-$how/adapter_model.safetensors" ] || fail "no adapter"
 done
+paste -d ' ' <(values lora-none) <(values lora-nf4) | awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > max) max = d; n++ }
+	END { printf "adapters over experts in 4 bits: largest difference of the losses %.4f of them\n", max; exit !(n == 20 && max > 0 && max < 0.02) }' || fail "nf4: other losses"
 sed "s|\"dir\": \"[^\"]*\"|\"dir\": \"$tmp/none\"|" "$tmp/base.json" >"$tmp/none.json"
 more none '"lora": {"rank": 4, "target": ["gate_proj"]}'
 ! run none || fail "adapters of experts"

@@ -280,6 +280,8 @@ static const struct {
      "and train.optimizer is \"adafactor\"; use one of these"},
     {ON_RANKS("1", "}; train = { loss = \"dft\"; label_smoothing = 0.1;"), NULL,
      "x.conf: train.label_smoothing: has no effect with train.loss = \"dft\"; leave one of the two out"},
+    {ON_RANKS("1", "}; train = { router_loss = -0.5;"), NULL,
+     "x.conf: train.router_loss: -0.5: expected a factor from 0 on, or -1"},
     {ON_RANKS("1", "}; train = { loss = \"focal\";"), NULL, "train.loss: "},
     {PRECISION("fp16", "loss_scale = 0.5;"), NULL, "train.loss_scale: with 0.5 small gradients vanish"},
     {PRECISION("fp16", "min_loss_scale = 8.1; loss_scale_power = 3;"), NULL,

@@ -85,6 +85,8 @@ START_TEST(config_of_experts_errors)
 	    {"mixtral", ",\"router_jitter_noise\":0.1", "router_jitter_noise: 0.1 is not supported"},
 	    {"olmoe", ",\"clip_qkv\":8.0", "clip_qkv: 8 is not supported"},
 	    {"olmoe", ",\"router_aux_loss_coef\":-1", "router_aux_loss_coef"},
+	    {"olmoe", ",\"num_experts\":8,\"num_local_experts\":9",
+	     "num_experts (8) and num_local_experts (9) differ"},
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
@@ -242,6 +244,74 @@ START_TEST(adapters_are_of_attention_alone)
 }
 END_TEST
 
+/* Names stand for all experts, and a name of gate or up for both. */
+START_TEST(modules_of_experts_are_named)
+{
+	static const struct {
+		const char *family, *module;
+		int matrices; /* in a block of 3 experts */
+		const char *words;
+	} cases[] = {
+	    {"qwen3_moe", "experts", 9, NULL},
+	    {"qwen3_moe", "up_proj", 6, NULL},
+	    {"qwen3_moe", "gate_proj", 6, NULL},
+	    {"qwen3_moe", "down_proj", 3, NULL},
+	    {"qwen3_moe", "gate", 1, NULL},
+	    {"qwen3_moe", "mlp", 10, NULL},
+	    {"mixtral", "w1", 6, NULL},
+	    {"mixtral", "w3", 6, NULL},
+	    {"mixtral", "w2", 3, NULL},
+	    {"mixtral", "block_sparse_moe", 10, NULL},
+	    {"qwen3_moe", "experts.0", 0, "the model has no experts.0"},
+	    {"mixtral", "experts.1", 0, "the model has no experts.1"},
+	    {"mixtral", "gate_proj", 0, "the model has no gate_proj"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		char *modules[] = {(char *)(uintptr_t)cases[i].module, NULL};
+		struct model_tuning t = {.kind = TUNE_SOME, .layers = 1, .modules = modules};
+		struct error err = ERROR_INIT;
+		struct model_layout *l;
+		struct model_config c;
+		int trained = 0;
+
+		ck_ok(parse(cases[i].family, ",\"num_local_experts\":3,\"num_experts_per_tok\":2", &c, &err),
+		      &err);
+		if (cases[i].words) {
+			ck_fails(model_layout_create_tuned(&c, &t, &l, &err), &err, cases[i].words);
+			continue;
+		}
+		ck_ok(model_layout_create_tuned(&c, &t, &l, &err), &err);
+		for (int k = 0; k < l->parameters; k++)
+			trained += !l->parameter[k].frozen;
+		ck_assert_msg(trained == cases[i].matrices, "%s %s: %d", cases[i].family, cases[i].module,
+		              trained);
+		model_layout_free(l);
+	}
+}
+END_TEST
+
+START_TEST(experts_are_not_saved_beside_adapters)
+{
+	static const char *const names[] = {"gate_proj", "gate", "experts", "mlp", "layers.1"};
+	static char *const target[] = {"q_proj", NULL};
+
+	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+		char *saved[] = {(char *)(uintptr_t)names[i], NULL},
+		     *first[] = {"layers.0.self_attn.q_proj", NULL};
+		struct model_tuning t = {.kind = TUNE_LORA, .rank = 2, .alpha = 4, .saved = saved};
+		struct error err = ERROR_INIT;
+		struct model_layout *l;
+		struct model_config c;
+
+		t.target = i == 4 ? first : target;
+		ck_ok(parse("qwen3_moe", "", &c, &err), &err);
+		ck_fails(model_layout_create_tuned(&c, &t, &l, &err), &err,
+		         "lora.modules_to_save: experts and their router");
+	}
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("experts");
@@ -253,6 +323,8 @@ int main(void)
 	tcase_add_test(c, experts_lie_behind_each_other);
 	tcase_add_test(c, experts_begin_apart);
 	tcase_add_test(c, adapters_are_of_attention_alone);
+	tcase_add_test(c, modules_of_experts_are_named);
+	tcase_add_test(c, experts_are_not_saved_beside_adapters);
 	suite_add_tcase(suite, c);
 	return unit_run(suite);
 }

@@ -281,27 +281,29 @@ static int weigh(struct model *m, const struct model_pass *p, const char *x, str
 
 /* What a block has not kept. The last of those that recompute has written the shared buffers last: its own
  * activations are still there. */
-static void recompute(struct model *m, const struct model_pass *p, int layer)
+static int recompute(struct model *m, const struct model_pass *p, int layer, struct error *err)
 {
 	struct model_activations *a = &m->layer[layer];
 	int64_t tokens = p->b->tokens;
-	int unit = layer + 1;
+	int unit = layer + 1, r;
 	const char *x;
 
 	if (m->o.recompute == MODEL_RECOMPUTE_BLOCK) {
 		model_branch_input(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
-		model_block_forward(m, p, layer);
+		if ((r = model_block_forward(m, p, layer, err)) < 0)
+			return r;
 		if (a->mlp_out) { /* no family that has experts has one */
 			x = model_activate(m, layer, tokens);
 			model_linear(m, unit, PARAMETER_DOWN, a->mlp_out, x, tokens);
 		}
-		return;
+		return 0;
 	}
 	x = model_branch_input(m, unit, PARAMETER_POST_NORM, a->middle, tokens);
 	if (m->c.experts)
 		model_experts_gate_up(m, layer, x, tokens);
 	else
 		model_linear(m, unit, PARAMETER_GATE, a->gate_up, x, tokens);
+	return 0;
 }
 
 static int run_pass(struct model *m, const struct model_batch *batch, float scale, bool first,
@@ -340,8 +342,8 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 	for (int l = m->c.layers - 1; l + 1 >= m->layout->lowest && l >= 0; l--) {
 		if ((r = model_need(m, l + 1, MODEL_BACKWARD, err)) < 0)
 			return r;
-		if (l < model_recomputed(m) - 1)
-			recompute(m, &p, l);
+		if (l < model_recomputed(m) - 1 && (r = recompute(m, &p, l, err)) < 0)
+			return r;
 		start_unit(m, l + 1, first);
 		save_vectors(m, l + 1);
 		mlp_backward(m, l, tokens, scale, first, loss_sum);

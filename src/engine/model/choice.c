@@ -39,40 +39,65 @@ static bool in_layers(const struct model_tuning *t, int layers, int layer)
 	       (t->layers < 0 ? layer < -t->layers : layer >= layers - t->layers);
 }
 
+/* The name of the role's module, without the number of an expert: all experts are trained, or none is. */
+static void module_name(const struct chooser *ch, enum parameter_role role, int base, char *module,
+                        size_t size)
+{
+	role_parameter_name(ch->c, role, base, -1, module, size);
+	*strrchr(module, '.') = '\0'; /* .weight or .bias */
+}
+
+static bool names_role(const struct chooser *ch, char *const *list, enum parameter_role role, int base,
+                       bool whole, bool *used)
+{
+	/* Gate and up of an expert are one product, and lie behind each other: a name of one stands for both.
+	 */
+	bool pair = role_of_experts(ch->c, role) && role != PARAMETER_DOWN;
+	char module[96];
+	bool named;
+
+	module_name(ch, pair ? PARAMETER_GATE : role, base, module, sizeof(module));
+	named = is_named(list, module, whole, used);
+	if (!pair)
+		return named;
+	module_name(ch, PARAMETER_UP, base, module, sizeof(module));
+	return is_named(list, module, whole, used) || named;
+}
+
+static bool is_of_mixture(const struct chooser *ch, enum parameter_role role)
+{
+	return role == PARAMETER_ROUTER || role_of_experts(ch->c, role);
+}
+
 static struct choice choose_by_names(const struct chooser *ch, enum parameter_role role, int base)
 {
 	const struct model_tuning *t = ch->tuning;
 	struct choice choice = {.there = true, .trained = true};
 	bool block = role_unit(ch->c, role) == 1;
 	int64_t shape[2];
-	char module[96];
 
 	if (role_shape(ch->c, role, shape) == 0 || role_unit(ch->c, role) != (block ? 1 : base) ||
 	    block != (base > 0 && base < ch->base_units - 1))
 		return (struct choice){.there = false};
 	if (!t || t->kind == TUNE_ALL)
 		return choice;
-	role_parameter_name(ch->c, role, base, 0, module, sizeof(module));
-	*strrchr(module, '.') = '\0'; /* .weight or .bias */
 	if (t->kind == TUNE_LORA) {
-		choice.trained = is_named(t->saved, module, false, ch->used[1]);
+		choice.trained = names_role(ch, t->saved, role, base, false, ch->used[1]);
 		/* Experts and their router have no adapters: to PEFT they are no linear modules. */
-		choice.adapted = block && role_shape(ch->c, role, shape) == 2 && role != PARAMETER_ROUTER &&
-		                 !role_of_experts(ch->c, role) &&
-		                 is_named(t->target, module, true, ch->used[0]);
+		choice.adapted = block && role_shape(ch->c, role, shape) == 2 && !is_of_mixture(ch, role) &&
+		                 names_role(ch, t->target, role, base, true, ch->used[0]);
 		return choice;
 	}
-	choice.trained = block ? in_layers(t, ch->c->layers, base - 1) &&
-	                             (!t->modules || is_named(t->modules, module, false, ch->used[1]))
-	                       : is_named(t->extra, module, false, ch->used[2]);
+	choice.trained = block
+	                     ? in_layers(t, ch->c->layers, base - 1) &&
+	                           (!t->modules || names_role(ch, t->modules, role, base, false, ch->used[1]))
+	                     : names_role(ch, t->extra, role, base, false, ch->used[2]);
 	return choice;
 }
 
 static struct choice choose(const struct chooser *ch, enum parameter_role role, int base)
 {
-	/* Gate and up of an expert are one product, and lie behind each other. */
-	bool fused = role == PARAMETER_UP && role_of_experts(ch->c, role);
-	struct choice choice = choose_by_names(ch, fused ? PARAMETER_GATE : role, base);
+	struct choice choice = choose_by_names(ch, role, base);
 
 	/* A head of scores is trained whatever is named, as PEFT does. */
 	if (role == PARAMETER_HEAD && ch->c->scores)
@@ -109,7 +134,7 @@ static int check_rank(const struct chooser *ch, enum parameter_role role, int ba
 	least = MIN(shape[0], shape[1]);
 	if (ch->tuning->rank <= least)
 		return 0;
-	role_parameter_name(ch->c, role, base, 0, name, sizeof(name));
+	role_parameter_name(ch->c, role, base, -1, name, sizeof(name));
 	return error_set(
 	    err, -EINVAL,
 	    "lora.rank: %lld is more than %s, a matrix of %lld x %lld, has; expected at most %lld",
@@ -132,6 +157,12 @@ static int choose_all(const struct chooser *ch, struct error *err)
 			struct choice *one = &ch->choice[u * PARAMETER_ROLES + role];
 
 			*one = choose(ch, (enum parameter_role)role, u);
+			if (lora && one->trained && is_of_mixture(ch, (enum parameter_role)role))
+				return error_set(
+				    err, -EINVAL,
+				    "lora.modules_to_save: experts and their router cannot be saved beside "
+				    "adapters; expected %s",
+				    outside);
 			if (one->trained && one->adapted)
 				return error_set(err, -EINVAL,
 				                 "lora.modules_to_save and lora.target both name %s",

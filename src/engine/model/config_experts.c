@@ -25,23 +25,25 @@ static int check_experts(const json_t *o, const char *where, const struct family
 	    (r = config_number(o, "clip_qkv", where, 0, 1e9, 0, &clip, err)) < 0)
 		return r;
 	if (step != 1 && f->expert_width_key)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: decoder_sparse_step: %lld is not supported (1, experts in every layer, is)", where,
-		    (long long)step);
+		return error_set(err, -EINVAL,
+		                 "%s: decoder_sparse_step: %lld is not supported; expected 1, which is "
+		                 "experts in every layer",
+		                 where, (long long)step);
 	if (noise > 0 && f->naming == MODEL_NAMES_MIXTRAL)
-		return error_set(err, -EINVAL, "%s: router_jitter_noise: %g is not supported (0 is)", where,
-		                 noise);
+		return error_set(err, -EINVAL, "%s: router_jitter_noise: %g is not supported; expected 0",
+		                 where, noise);
 	if (clip > 0)
-		return error_set(err, -EINVAL, "%s: clip_qkv: %g is not supported (null is)", where, clip);
+		return error_set(err, -EINVAL, "%s: clip_qkv: %g is not supported; expected null", where,
+		                 clip);
 	return 0;
 }
 
 int config_read_experts(const json_t *o, const char *where, const struct family *f, struct model_config *c,
                         struct error *err)
 {
-	const char *key = config_member(o, "num_local_experts") ? "num_local_experts" : "num_experts";
-	int64_t experts, chosen, width = c->intermediate;
+	static const char older[] = "num_experts", newer[] = "num_local_experts";
+	const char *key = config_member(o, newer) ? newer : older;
+	int64_t experts, same, chosen, width = c->intermediate;
 	bool balanced;
 	int r;
 
@@ -58,6 +60,12 @@ int config_read_experts(const json_t *o, const char *where, const struct family 
 	    (r = config_number(o, "router_aux_loss_coef", where, 0, 1e3, f->default_router_loss,
 	                       &c->router_loss, err)) < 0)
 		return r;
+	/* transformers has two names for one number. */
+	if ((r = config_int(o, older, where, 1, DEVICE_EXPERTS_MAX, experts, &same, err)) < 0)
+		return r;
+	if (same != experts)
+		return error_set(err, -EINVAL, "%s: %s (%d) and %s (%d) differ; expected one of them", where,
+		                 older, (int)same, newer, (int)experts);
 	if (chosen > experts)
 		return error_set(err, -EINVAL, "%s: num_experts_per_tok (%d) is more than %s (%d)", where,
 		                 (int)chosen, key, (int)experts);

@@ -62,7 +62,8 @@ static int decode_block(struct model *m, const struct model_part *parts, int cou
 		device_attention_cached(m->dev, &attention, m->past[parts[i].sequence], a->attention + out,
 		                        qk + in, cache, cache + (size_t)m->kv * m->size);
 	}
-	model_block_middle(m, layer, n);
+	if ((r = model_block_middle(m, layer, n, err)) < 0)
+		return r;
 	model_block_end(m, layer, n);
 	model_done(m, unit, MODEL_EVALUATE);
 	if ((r = model_need(m, unit + 1, MODEL_EVALUATE, err)) < 0)

@@ -4,8 +4,7 @@
  * are gathered by expert (places), each expert multiplies those that are its own, and a token's output is the
  * weighted sum of its experts' rows:
  *
- *     x [T, hidden] -> spread [places, hidden] -> gate_up -> active -> spread [places, hidden] -> y [T,
- * hidden]
+ *     x [T] -> spread [places] -> gate_up [places] -> active [places] -> spread [places] -> y [T]
  *
  * The host launches the products of each expert, so it waits for the router of each layer: how many rows an
  * expert has is known to the device first.
@@ -13,8 +12,6 @@
  * Backward, with a the activation's output of a place, w its weight and W the matrix of down: the gradient of
  * w is dy · (W·a) = (Wᵀ·dy) · a, so that the experts' outputs need not be kept.
  */
-#include <string.h>
-
 #include "engine/model/linear.h"
 #include "engine/model/roles.h"
 
@@ -140,18 +137,14 @@ static void expert_weight_gradient(struct model *m, const struct expert *e, int 
 }
 
 /* ---- forward ---- */
-static void find_places(struct model *m, struct model_routing *r, int64_t tokens)
+static int find_places(struct model *m, struct model_routing *r, int64_t tokens, struct error *err)
 {
 	struct device_router router = model_router(m, tokens);
-	size_t bytes = (2 * (size_t)m->c.experts + 1) * sizeof(int32_t);
-	struct error err;
 
 	device_route(m->dev, &router, r->expert, r->weight, r->logits);
 	device_expert_places(m->dev, &router, m->expert_starts, r->row, r->place, r->expert);
-	/* A fault sticks to the device, which the end of the pass asks for; until then nothing is computed.
-	 */
-	if (device_read(m->dev, r->starts, m->expert_starts, bytes, &err) < 0)
-		memset(r->starts, 0, bytes);
+	return device_read(m->dev, r->starts, m->expert_starts,
+	                   (2 * (size_t)m->c.experts + 1) * sizeof(int32_t), err);
 }
 
 static int64_t places_of(const struct model *m, const struct model_routing *r)
@@ -174,13 +167,16 @@ void model_experts_gate_up(struct model *m, int layer, const void *x, int64_t to
 	each_expert(m, layer + 1, PARAMETER_GATE, expert_forward, a->gate_up, m->spread, false);
 }
 
-void model_experts_begin(struct model *m, int layer, const void *x, int64_t tokens)
+int model_experts_begin(struct model *m, int layer, const void *x, int64_t tokens, struct error *err)
 {
 	struct model_routing *r = &m->layer[layer].routing;
+	int result;
 
 	model_linear(m, layer + 1, PARAMETER_ROUTER, r->logits, x, tokens);
-	find_places(m, r, tokens);
+	if ((result = find_places(m, r, tokens, err)) < 0)
+		return result;
 	model_experts_gate_up(m, layer, x, tokens);
+	return 0;
 }
 
 void model_experts_end(struct model *m, int layer, void *y, int64_t tokens)

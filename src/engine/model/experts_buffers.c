@@ -2,17 +2,16 @@
 /* The memory of a mixture of experts. (A plan has it without a device.) */
 #include "engine/model/internal.h"
 
-/* A quarter of what an expert has where all have as much, as a power of two from 16 to 64: there are about a
- * dozen numbers of rows then, for each of which oneDNN compiles products of its own. Texts that are generated
- * go one token at a time, and rows without one would take most of the time. */
-static int multiple_of(const struct model *m)
+/* An eighth of what an expert has where all have as much, as a power of two from 16 to 256: there are some
+ * dozen numbers of rows then, for each of which oneDNN compiles products of its own. */
+int model_expert_multiple(const struct model_config *c, int64_t tokens)
 {
-	int64_t share = m->o.max_tokens * m->c.chosen_experts / m->c.experts;
+	int64_t share = tokens * c->chosen_experts / c->experts;
 	int multiple = 16;
 
-	while (multiple < 64 && multiple * 8 <= share)
+	while (multiple < 256 && multiple * 16 <= share)
 		multiple *= 2;
-	return m->o.training ? multiple : 1;
+	return multiple;
 }
 
 struct device_router model_router(const struct model *m, int64_t tokens)
@@ -31,7 +30,8 @@ void model_experts_size(struct model *m)
 
 	if (!m->c.experts)
 		return;
-	m->multiple = multiple_of(m);
+	/* Texts are generated one token at a time, and rows without one would take most of the time. */
+	m->multiple = m->o.training ? model_expert_multiple(&m->c, m->o.max_tokens) : 1;
 	r = model_router(m, m->o.max_tokens);
 	m->places = device_places_most(&r);
 }

@@ -6,7 +6,7 @@
 
 #include "engine/model/internal.h"
 
-void model_block_middle(struct model *m, int layer, int64_t tokens)
+int model_block_middle(struct model *m, int layer, int64_t tokens, struct error *err)
 {
 	struct model_activations *a = &m->layer[layer];
 	char *out = branch_out(a->attention_out, a->middle);
@@ -18,12 +18,12 @@ void model_block_middle(struct model *m, int layer, int64_t tokens)
 	model_add_norm(m, unit, PARAMETER_POST_NORM, a->middle, a->input, tokens);
 	x = model_branch_place(m, unit, PARAMETER_POST_NORM, a->middle);
 	if (m->c.experts)
-		model_experts_begin(m, layer, x, tokens);
-	else
-		model_linear(m, unit, PARAMETER_GATE, a->gate_up, x, tokens);
+		return model_experts_begin(m, layer, x, tokens, err);
+	model_linear(m, unit, PARAMETER_GATE, a->gate_up, x, tokens);
+	return 0;
 }
 
-void model_block_forward(struct model *m, const struct model_pass *p, int layer)
+int model_block_forward(struct model *m, const struct model_pass *p, int layer, struct error *err)
 {
 	struct model_activations *a = &m->layer[layer];
 	struct device_attention attention = p->attention;
@@ -37,7 +37,7 @@ void model_block_forward(struct model *m, const struct model_pass *p, int layer)
 	attention.amax = model_fp8_amax(m, model_layer_operand(layer, OPERAND_ATTENTION), true);
 	device_attention_forward(m->dev, &attention, a->attention, a->lse, qk, qk + (size_t)m->q * m->size,
 	                         a->qkv + (size_t)(m->q + m->kv) * m->size);
-	model_block_middle(m, layer, tokens);
+	return model_block_middle(m, layer, tokens, err);
 }
 
 void model_block_end(struct model *m, int layer, int64_t tokens)
@@ -87,7 +87,8 @@ int model_forward(struct model *m, const struct model_pass *p, enum model_phase 
 		return r;
 	model_branch_input(m, 1, PARAMETER_INPUT_NORM, m->layer[0].input, tokens);
 	for (int l = 0; l < layers; l++) {
-		model_block_forward(m, p, l);
+		if ((r = model_block_forward(m, p, l, err)) < 0)
+			return r;
 		model_block_end(m, l, tokens);
 		model_done(m, l + 1, phase);
 		if ((r = model_need(m, l + 2, phase, err)) < 0)

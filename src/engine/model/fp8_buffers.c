@@ -36,7 +36,7 @@ int model_fp8_check(const struct model *m, struct error *err)
 	if (m->o.fp8 && m->c.experts)
 		return error_set(
 		    err, -EINVAL,
-		    "train.precision = \"fp8\" is not there for a mixture of experts; bf16 works");
+		    "train.precision = \"fp8\" is not supported for mixtures of experts; use bf16");
 	for (size_t i = 0; m->o.fp8 && i < ARRAY_SIZE(sizes); i++)
 		if (sizes[i].n % FP8_MULTIPLE)
 			return error_set(

@@ -418,7 +418,7 @@ const char *model_activation_gradient(struct model *m, int layer, int64_t tokens
 /* ---- experts.c, experts_buffers.c: the MLP of a mixture of experts, in place of the products of gate, up
  * and down ---- */
 /* The routing of x, and gate_up of the rows that it sends to each expert. */
-void model_experts_begin(struct model *m, int layer, const void *x, int64_t tokens);
+int model_experts_begin(struct model *m, int layer, const void *x, int64_t tokens, struct error *err);
 /* The same with the routing that is there. */
 void model_experts_gate_up(struct model *m, int layer, const void *x, int64_t tokens);
 /* y [T, hidden] from gate_up: the weighted sums of what the experts of each token give. */
@@ -450,9 +450,9 @@ void model_head_done(const struct model *m, enum model_phase phase);
 /* The hooks of a forward pass, for a batch with nothing to compute. */
 int model_forward_nothing(const struct model *m, enum model_phase phase, struct error *err);
 /* One block from its input (whose norm has been computed) up to gate_up. */
-void model_block_forward(struct model *m, const struct model_pass *p, int layer);
+int model_block_forward(struct model *m, const struct model_pass *p, int layer, struct error *err);
 /* The block from attention's output up to gate_up. */
-void model_block_middle(struct model *m, int layer, int64_t tokens);
+int model_block_middle(struct model *m, int layer, int64_t tokens, struct error *err);
 /* The block from gate_up to what it adds to the residual stream, in the next block's input. */
 void model_block_end(struct model *m, int layer, int64_t tokens);
 /* The role of the norm of what block `layer` has made. */

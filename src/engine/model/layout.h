@@ -87,6 +87,12 @@ struct model_parameter {
 	float start; /* of a norm or a bias: what a model from nothing begins with */
 };
 
+/* Whether it is stored in 4 bits where its unit is: a router's choices depend on small differences. */
+static inline bool model_parameter_in_4_bits(const struct model_parameter *p)
+{
+	return p->matrix && p->role != PARAMETER_ROUTER;
+}
+
 /* Elements of no parameter, for alignment: between the matrices of a unit, or behind the last of them. */
 struct model_gap {
 	int64_t first, count;

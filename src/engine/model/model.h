@@ -91,6 +91,8 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 void model_free(struct model *m);
 DEFINE_CLEANUP(struct model *, model_free)
 void model_place_buffers(struct model *m, struct arena *a); /* both passes of the arena */
+/* What the rows of an expert are a multiple of, in training passes over at most so many tokens. */
+int model_expert_multiple(const struct model_config *c, int64_t tokens);
 /* The number of blocks that keep the outputs of norms and of the activation; blocks that have no backward
  * pass keep none. */
 int model_kept_outputs(const struct model *m);

@@ -230,7 +230,9 @@ void role_parameter_name(const struct model_config *c, enum parameter_role role,
 	}
 	n = (size_t)snprintf(buf, size, "%s.%d.", block ? block : "model.layers", base - 1);
 	if (n < size && role_of_experts(c, role))
-		n += (size_t)snprintf(buf + n, size - n, "%s.%d.", experts ? experts : "mlp.experts", expert);
+		n += (size_t)snprintf(buf + n, size - n, "%s.", experts ? experts : "mlp.experts");
+	if (n < size && role_of_experts(c, role) && expert >= 0)
+		n += (size_t)snprintf(buf + n, size - n, "%d.", expert);
 	if (n < size)
 		snprintf(buf + n, size - n, "%s", name);
 }

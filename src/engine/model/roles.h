@@ -18,6 +18,7 @@ int role_unit(const struct model_config *c, enum parameter_role role);
 bool role_follows(enum parameter_role role);
 /* Of the families that are named as Llama is: below the block, or whole. */
 const char *role_name(enum parameter_role role);
-/* The whole name, of the role in base unit `base`, and of the expert where its matrices are experts'. */
+/* The whole name, of the role in base unit `base`, and of the expert where its matrices are experts' (-1:
+ * without its number). */
 void role_parameter_name(const struct model_config *c, enum parameter_role role, int base, int expert,
                          char *buf, size_t size);

@@ -39,6 +39,10 @@ static void place_matrix(const struct shard *s, struct packed_matrix *m, size_t 
 	size_t blocks = (size_t)(m->count + NF4_BLOCK - 1) / NF4_BLOCK;
 	bool twice = s->o.quantize == SHARD_NF4_DOUBLE;
 
+	if (m->plain) {
+		m->codes = take(at, (size_t)m->count * dtype_size(s->o.type));
+		return;
+	}
 	m->codes = take(at, (size_t)(m->count + 1) / 2);
 	m->scales = take(at, twice ? blocks : blocks * sizeof(float));
 	m->nested = take(at, twice ? (blocks + NF4_SCALES - 1) / NF4_SCALES * sizeof(float) : 0);
@@ -63,7 +67,9 @@ static int lay_out(struct shard *s, int unit, const struct model_layout *layout,
 		if (parameter->unit != unit || !parameter->matrix)
 			continue;
 		p->matrix[p->matrices] =
-		    (struct packed_matrix){parameter->offset, parameter->count, 0, 0, 0, 0};
+		    (struct packed_matrix){.offset = parameter->offset,
+		                           .count = parameter->count,
+		                           .plain = !model_parameter_in_4_bits(parameter)};
 		place_matrix(s, &p->matrix[p->matrices++], &at);
 		s->largest_packed = MAX(s->largest_packed, parameter->count);
 	}

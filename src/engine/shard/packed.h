@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Frozen blocks in 4 bits (Dettmers et al. 2023, QLoRA). A unit is one run of bytes: its matrices in NF4
- * (device.h), each for itself, and behind them its norms and biases in the compute type. It is dequantized
- * into the blocks' one slot before the unit is used. Where the strategy shards weights, it is these bytes
- * that are sharded, without regard to what they mean, and gathered ahead. With offload of all they lie in the
- * host's memory, and come up into the same slots.
+ * (device.h), each for itself, a router as it is, and behind them its norms and biases in the compute type.
+ * It is dequantized into the blocks' one slot before the unit is used. Where the strategy shards weights, it
+ * is these bytes that are sharded, without regard to what they mean, and gathered ahead. With offload of all
+ * they lie in the host's memory, and come up into the same slots.
  */
 #pragma once
 
@@ -12,6 +12,7 @@
 
 struct packed_matrix {
 	int64_t offset, count; /* elements, in the unit */
+	bool plain;            /* its elements in the compute type in the place of codes, and no scales */
 	/* Bytes from the start of the run: the codes, and the scales as device_nf4 has them. */
 	size_t codes, scales, nested, mean;
 };

@@ -103,9 +103,14 @@ static void dequantize(struct shard *s, int unit)
 	char *to = u->weights;
 
 	for (int i = 0; i < p->matrices; i++) {
-		struct device_nf4 q = packed_nf4(s, &p->matrix[i], p->whole);
+		const struct packed_matrix *m = &p->matrix[i];
+		struct device_nf4 q = packed_nf4(s, m, p->whole);
 
-		device_nf4_dequantize(s->dev, to + (size_t)p->matrix[i].offset * size, s->o.type, &q);
+		if (m->plain)
+			device_copy(s->dev, to + (size_t)m->offset * size, p->whole + m->codes,
+			            (size_t)m->count * size);
+		else
+			device_nf4_dequantize(s->dev, to + (size_t)m->offset * size, s->o.type, &q);
 	}
 	device_copy(s->dev, to + (size_t)u->matrices * size, p->whole + p->rest,
 	            (size_t)(u->count - u->matrices) * size);
@@ -194,6 +199,7 @@ void shard_packed_loaded(struct shard *s, const struct model_parameter *p)
 {
 	const struct packed_unit *packed = s->unit[p->unit].packed;
 	char *run = run_of(s, p->unit), *weights = weights_slot(s, p->unit)->memory;
+	size_t size = dtype_size(s->o.type);
 
 	if (!p->matrix)
 		keep(s, p->unit, place_of(s, p, 0), place_of(s, p, p->count));
@@ -203,8 +209,11 @@ void shard_packed_loaded(struct shard *s, const struct model_parameter *p)
 
 		if (m->offset != p->offset)
 			continue;
-		device_nf4_quantize(s->dev, &q, weights + (size_t)p->offset * dtype_size(s->o.type),
-		                    s->o.type);
+		if (m->plain)
+			device_copy(s->dev, run + m->codes, weights + (size_t)p->offset * size,
+			            (size_t)p->count * size);
+		else
+			device_nf4_quantize(s->dev, &q, weights + (size_t)p->offset * size, s->o.type);
 		keep(s, p->unit, m->codes, i + 1 < packed->matrices ? m[1].codes : packed->rest);
 	}
 }

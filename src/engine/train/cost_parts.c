@@ -72,7 +72,9 @@ static double matrix_gemm(const struct hardware *h, const struct model_config *c
                           double out, double in, bool add)
 {
 	double s = (double)dtype_size(o->precision), copies = mlp ? MAX(c->experts, 1) : 1;
-	double rows = mlp ? t * MAX(c->chosen_experts, 1) / copies : t;
+	double multiple = mlp && c->experts ? model_expert_multiple(c, (int64_t)t) : 1;
+	/* An expert's rows are padded by half of it on the average. */
+	double rows = mlp ? t * MAX(c->chosen_experts, 1) / copies + (multiple - 1) / 2 : t;
 
 	if (kind == RATE_PRODUCT_WEIGHT)
 		return copies *
@@ -173,6 +175,14 @@ struct trained {
 	bool embedding, head;
 };
 
+/* Elements that a token is multiplied with: of experts', those of the chosen ones. */
+static double computed(const struct model_parameter *p, const struct model_config *c)
+{
+	bool expert = p->role == PARAMETER_GATE || p->role == PARAMETER_UP || p->role == PARAMETER_DOWN;
+
+	return (double)p->count * (c->experts && expert ? (double)c->chosen_experts / c->experts : 1);
+}
+
 static struct trained count_trained(const struct model_layout *l, const struct model_config *c)
 {
 	struct trained t = {.blocks = MIN(l->base_units - MAX(l->lowest, 1) - 1, c->layers),
@@ -191,8 +201,8 @@ static struct trained count_trained(const struct model_layout *l, const struct m
 			t.head |= !p->frozen;
 		if (p->base == 0 || p->base == l->base_units - 1 || p->base < l->lowest)
 			continue;
-		all += (double)p->count;
-		some += p->frozen ? 0 : (double)p->count;
+		all += computed(p, c);
+		some += p->frozen ? 0 : computed(p, c);
 	}
 	t.matrices = all > 0 ? some / all : 0;
 	return t;
@@ -209,8 +219,8 @@ double cost_computed_share(const struct model_layout *l, const struct model_conf
 		if (p->part != PART_WEIGHT || !p->matrix || p->role == PARAMETER_POSITIONS ||
 		    (p->role == PARAMETER_EMBEDDING && !c->tied))
 			continue;
-		all += 3 * (double)p->count;
-		some += (1 + (p->base >= l->lowest || p->base == 0) + !p->frozen) * (double)p->count;
+		all += 3 * computed(p, c);
+		some += (1 + (p->base >= l->lowest || p->base == 0) + !p->frozen) * computed(p, c);
 	}
 	return all > 0 ? some / all : 1;
 }

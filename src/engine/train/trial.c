@@ -36,10 +36,8 @@ static bool is_filled(const struct trainer *t, const struct model_parameter *p)
 
 /* Of a standard deviation of 0.02, as the weights of most models begin. They have to differ, because a GPU
  * multiplies zeros faster than other values; each piece has the same ones. */
-static void fill_piece(float *piece, int64_t n)
+static void fill_piece(float *piece, int64_t n, uint32_t x)
 {
-	uint32_t x = 1;
-
 	for (int64_t i = 0; i < n; i++) {
 		x = x * 1664525 + 1013904223;
 		piece[i] = ((float)(x >> 8) / (1 << 24) - 0.5F) * 0.07F;
@@ -51,7 +49,7 @@ static int fill(struct trainer *t, float *values, float *starts, struct error *e
 	const struct model_layout *layout = trainer_layout(t);
 	int r = 0;
 
-	fill_piece(values, PIECE);
+	fill_piece(values, PIECE, 1);
 	for (int i = 0; i < layout->parameters && r == 0; i++) {
 		const struct model_parameter *p = &layout->parameter[i];
 		int64_t first, held = is_filled(t, p) ? trainer_held(t, p, &first) : 0, n;
@@ -61,6 +59,9 @@ static int fill(struct trainer *t, float *values, float *starts, struct error *e
 			starts[at] = start;
 		for (int64_t at = 0; at < held && r == 0; at += n) {
 			n = MIN(held - at, PIECE);
+			/* Rows of a router that are the same would send all tokens to few experts. */
+			if (p->role == PARAMETER_ROUTER)
+				fill_piece(values, n, (uint32_t)(first + at) * 2654435761u + 1);
 			r = trainer_write(t, STATE_WEIGHTS, p, first + at, n, p->matrix ? values : starts,
 			                  err);
 		}

@@ -16,9 +16,9 @@ struct product {
 };
 
 /* Those of a block, with fused matrices and a router, and of the head: two of each, its gradient, and one
- * that adds to that; and Muon's three of q, of k and v, of o, of gate and up, and of down. */
-enum { MODEL_MATRICES = 5, MUON_MATRICES = 5 };
-/* Experts have other numbers of rows in each batch, all tokens at most. */
+ * that adds to that; and Muon's three of q, of k and v, of o, of gate and up, of down, and of a router. */
+enum { MODEL_MATRICES = 5, MUON_MATRICES = 6 };
+/* Experts have other numbers of rows in each batch; few of them have more than so many multiples. */
 enum { EXPERT_ROWS = 32, EXPERT_MATRICES = 2 };
 enum { PRODUCTS_MAX = 4 * (MODEL_MATRICES + 1 + EXPERT_ROWS * EXPERT_MATRICES) + 3 * MUON_MATRICES };
 struct products {
@@ -79,7 +79,8 @@ static void list_products(const struct device_shapes *s, bool accumulates, struc
 	                                          {kv, s->hidden},
 	                                          {s->hidden, q},
 	                                          {s->intermediate, s->hidden},
-	                                          {s->hidden, s->intermediate}};
+	                                          {s->hidden, s->intermediate},
+	                                          {s->experts, s->hidden}};
 
 	all->n = 0;
 	for (int i = 0; i < MODEL_MATRICES - 1; i++) {
@@ -96,7 +97,8 @@ static void list_products(const struct device_shapes *s, bool accumulates, struc
 	add_matrix(all, s->vocab, s->hidden, MIN(s->logits_rows, s->tokens), !s->frozen_head,
 	           accumulates || s->logits_rows < s->tokens, DTYPE_F32);
 	for (int i = 0; i < MUON_MATRICES && s->orthogonalizes; i++)
-		add_muon(all, single[i][0], single[i][1]);
+		if (single[i][0] > 0)
+			add_muon(all, single[i][0], single[i][1]);
 }
 
 /* ---- OpenBLAS ---- */

@@ -45,6 +45,9 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 	size_t norm = COLUMN_PARTS * round_up((size_t)cols, 16) * sizeof(float);
 	/* of a matrix, before they are quantized */
 	size_t scales = (size_t)(s->quantized + 63) / 64 * sizeof(float);
+	/* Experts compute a multiple of rows, all tokens' at most, and behind attention there is their
+	 * router. */
+	int64_t rows = s->experts > 0 ? (int64_t)round_up((size_t)s->tokens, (size_t)s->multiple) : s->tokens;
 	size_t need, gemm;
 
 	/* Where the threads are more than the groups of heads of one document, these are divided. */
@@ -54,7 +57,7 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 	if (s->cache_tokens > 0 && cached > need)
 		need = cached;
 	need = scales > need ? scales : need;
-	gemm = gemm_scratch(s->tokens, wide, s->hidden, s->type, native_bf16);
+	gemm = gemm_scratch(rows, MAX(wide, s->experts), s->hidden, s->type, native_bf16);
 	need = gemm > need ? gemm : need;
 	gemm = fp8_scratch(s, wide);
 	need = gemm > need ? gemm : need;
