@@ -357,7 +357,12 @@ OPERATION(route_backward,
 OPERATION(expert_places,
           (struct device * dev, const struct device_router *r, int32_t *starts, int32_t *row, int32_t *place,
            const int32_t *expert),
-          (dev, r, starts, row, place, expert), 0, 12.0 * (double)r->tokens * r->chosen, "expert places")
+          (dev, r, starts, row, place, expert), 0,
+          12.0 * (double)r->tokens * r->chosen + 4.0 * (double)device_places_most(r), "expert places")
+OPERATION(expert_rows,
+          (struct device * dev, const struct device_router *r, void *y, const void *x, const int32_t *row,
+           int64_t places, int cols),
+          (dev, r, y, x, row, places, cols), 0, 2.0 * (double)places * cols * size_of(r->type), "expert rows")
 OPERATION(expert_sum,
           (struct device * dev, const struct device_router *r, void *y, const void *x, const int32_t *place,
            const float *weight, int cols),

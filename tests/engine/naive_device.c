@@ -504,8 +504,10 @@ void device_route(struct device *dev, const struct device_router *r, int32_t *ex
 void device_expert_places(struct device *dev, const struct device_router *r, int32_t *starts, int32_t *row,
                           int32_t *place, const int32_t *expert)
 {
-	int32_t places = 0;
+	int32_t *count = starts + r->experts + 1, places = 0;
 
+	for (int64_t p = 0; p < device_places_most(r); p++)
+		row[p] = -1;
 	for (int e = 0; e < r->experts; e++) {
 		starts[e] = places;
 		for (int64_t i = 0; i < r->tokens * r->chosen; i++)
@@ -513,8 +515,20 @@ void device_expert_places(struct device *dev, const struct device_router *r, int
 				place[i] = places;
 				row[places++] = (int32_t)(i / r->chosen);
 			}
+		count[e] = places - starts[e];
+		while (places % r->multiple)
+			places++;
 	}
 	starts[r->experts] = places;
+}
+
+void device_expert_rows(struct device *dev, const struct device_router *r, void *y, const void *x,
+                        const int32_t *row, int64_t places, int cols)
+{
+	for (int64_t p = 0; p < places; p++)
+		for (int64_t j = 0; j < cols; j++)
+			((float *)y)[p * cols + j] =
+			    row[p] < 0 ? 0 : ((const float *)x)[(int64_t)row[p] * cols + j];
 }
 
 void device_expert_sum(struct device *dev, const struct device_router *r, void *y, const void *x,

@@ -10,7 +10,7 @@ pair() { # NAME
 	local r s=0 both=
 	mkdir -p "$tmp/meet-$1"
 	for r in 0 1; do
-		env -i PATH="$PATH" OMP_NUM_THREADS=1 RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r DTRAIN_ATTEMPT=1 DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
+		env -i PATH="$PATH" OMP_NUM_THREADS=1 RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r DTRAIN_DEVICE=0 DTRAIN_ATTEMPT=1 DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
 			DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
 		both="$both $!"
 		pids="$pids $!"

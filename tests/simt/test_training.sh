@@ -14,6 +14,10 @@ compare() {
 	chmod -R u+w "$tmp/$1"
 	sed -i "s/\"head_dim\": 16/\"head_dim\": $3/; s/\"hidden_size\": 48/\"hidden_size\": $((3 * $3))/" "$tmp/$1/config.json"
 	[ "${1%biases}" = "$1" ] || sed -i 's/"model_type": "[a-z0-9]*"/"model_type": "qwen2"/' "$tmp/$1/config.json"
+	case $1 in
+	qwen3_moe*) sed -i 's/"model_type": "[a-z0-9]*"/"model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "output_router_logits": true/' "$tmp/$1/config.json" ;;
+	mixtral*) sed -i 's/"model_type": "[a-z0-9]*"/"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2/' "$tmp/$1/config.json" ;;
+	esac
 	for engine in cpu simt; do
 		worker=${!engine}
 		json "$engine" "$tmp/$1-$engine" "\"max_steps\": 4, \"precision\": \"$2\", \"weight_decay\": 0.1$5"
@@ -57,6 +61,12 @@ compare fp8-adapters fp8 16 2e-2 '' '"lora": {"rank": 4}'
 compare dora fp32 16 2e-5 ', "neftune_alpha": 5, "label_smoothing": 0.1' '"lora": {"rank": 4, "dora": true, "dropout": 0.1, "quantize": "nf4_double"}'
 compare dora-host bf16 16 1e-2 '' '"lora": {"rank": 4, "dora": true, "modules_to_save": ["norm"]}, "parallel": {"offload": "all"}'
 compare four-host fp32 16 2e-5 '' '"lora": {"rank": 4, "quantize": "nf4"}, "parallel": {"offload": "all", "prefetch": 0}'
+# Mixtures of experts.
+compare qwen3_moe fp32 16 2e-5 ', "router_loss": 0.1'
+compare qwen3_moe-half fp16 64 5e-4 ', "recompute": "full", "accumulation": 2'
+compare qwen3_moe-four fp32 16 2e-5 '' '"lora": {"rank": 4, "quantize": "nf4"}, "parallel": {"offload": "all"}'
+compare mixtral fp32 16 2e-5 ', "recompute": "selective"'
+compare mixtral-bf16 bf16 64 1e-2 ', "gradient_type": "bf16", "optimizer": "adamw_8bit"'
 
 for precision in fp32 bf16 fp16; do
 	for engine in cpu simt; do

@@ -6,10 +6,11 @@
 /* There are routers for each number of values that a lane of the CUDA kernels has, with rows that can be read
  * in packs and rows that cannot. The CPU computes the last but one by several threads. */
 static const struct device_router routers[] = {
-    {1, 1, 1, false, 0},    {5, 4, 1, false, 0},    {7, 8, 2, false, 0},    {3, 33, 5, false, 0},
-    {9, 60, 4, false, 0},   {17, 128, 8, false, 0}, {2, 32, 32, false, 0},  {4, 200, 8, false, 0},
-    {3, 253, 8, false, 0},  {3, 384, 7, false, 0},  {2, 511, 10, false, 0}, {2, 1024, 32, false, 0},
-    {300, 64, 6, false, 0}, {2, 1021, 9, false, 0}};
+    {1, 1, 1, 1, false, 0},    {5, 4, 1, 1, false, 0},    {7, 8, 2, 1, false, 0},
+    {3, 33, 5, 1, false, 0},   {9, 60, 4, 1, false, 0},   {17, 128, 8, 1, false, 0},
+    {2, 32, 32, 1, false, 0},  {4, 200, 8, 1, false, 0},  {3, 253, 8, 1, false, 0},
+    {3, 384, 7, 1, false, 0},  {2, 511, 10, 1, false, 0}, {2, 1024, 32, 1, false, 0},
+    {300, 64, 6, 1, false, 0}, {2, 1021, 9, 1, false, 0}};
 
 static int64_t choices(const struct device_router *r)
 {
@@ -174,8 +175,8 @@ START_TEST(route_of_what_is_not_finite)
 
 	FOR_ALL for (size_t s = 0; s < COUNT(sizes) * 2; s++)
 	{
-		struct device_router r = {(int64_t)COUNT(odd_rows), sizes[s / 2][0], sizes[s / 2][1], s & 1,
-		                          type};
+		struct device_router r = {
+		    (int64_t)COUNT(odd_rows), sizes[s / 2][0], sizes[s / 2][1], 1, s & 1, type};
 		_cleanup_free_ double *x = test_values(all_logits(&r), 1);
 		int32_t *bexpert = of_bytes(choices(&r), sizeof(*bexpert));
 		float *bweight = of_bytes(choices(&r), sizeof(*bweight));
@@ -304,7 +305,7 @@ START_TEST(route_backward)
 END_TEST
 
 /* ---- places ---- */
-enum choice_kind { RANDOM, EVEN_ALONE, LAST_ALONE, IN_TURN, KINDS };
+enum choice_kind { RANDOM, EVEN_ALONE, FIRST_ALONE, LAST_ALONE, IN_TURN, KINDS };
 
 static int32_t choice_of(enum choice_kind kind, int64_t i, int experts, uint64_t *state)
 {
@@ -312,6 +313,8 @@ static int32_t choice_of(enum choice_kind kind, int64_t i, int experts, uint64_t
 	switch (kind) {
 	case EVEN_ALONE: /* the others have no tokens */
 		return (int32_t)((*state >> 33) % (uint64_t)((experts + 1) / 2)) * 2;
+	case FIRST_ALONE:
+		return 0;
 	case LAST_ALONE:
 		return experts - 1;
 	case IN_TURN:
@@ -325,68 +328,85 @@ static void expect_places(const struct device_router *r, const int32_t *expert, 
                           int32_t *place)
 {
 	_cleanup_free_ int32_t *next = calloc((size_t)r->experts, sizeof(*next));
+	int32_t *counts = starts + r->experts + 1;
 
-	memset(starts, 0, ((size_t)r->experts + 1) * sizeof(*starts));
+	memset(starts, 0, (2 * (size_t)r->experts + 1) * sizeof(*starts));
 	for (int64_t i = 0; i < choices(r); i++)
-		starts[expert[i] + 1]++;
-	for (int e = 0; e < r->experts; e++)
-		starts[e + 1] += next[e] = starts[e];
+		counts[expert[i]]++;
+	for (int e = 0; e < r->experts; e++) {
+		next[e] = starts[e];
+		starts[e + 1] = starts[e] + counts[e];
+		while (starts[e + 1] % r->multiple)
+			starts[e + 1]++;
+	}
+	for (int64_t p = 0; p < device_places_most(r); p++)
+		row[p] = -1;
 	for (int64_t i = 0; i < choices(r); i++) {
 		place[i] = next[expert[i]]++;
 		row[place[i]] = (int32_t)(i / r->chosen);
 	}
 }
 
+/* Checks that p has the numbers of want, and that nothing behind its end has changed. */
+static void same(const char *what, const int32_t *p, const int32_t *want, int64_t n)
+{
+	_cleanup_free_ int32_t *got = fetched(p, n, sizeof(*got));
+
+	for (int64_t i = 0; i < n; i++)
+		ck_assert_msg(got[i] == want[i], "%s[%lld of %lld] is %d, not %d", what, (long long)i,
+		              (long long)n, got[i], want[i]);
+}
+
 static void check_places(const struct device_router *r, enum choice_kind kind)
 {
-	size_t n = (size_t)choices(r) * sizeof(int32_t),
-	       of_starts = ((size_t)r->experts + 1) * sizeof(int32_t);
-	_cleanup_free_ int32_t *expert = malloc(n + 1), *starts = malloc(of_starts), *row = malloc(n + 1),
-	                       *place = malloc(n + 1), *got = malloc(n + of_starts);
+	int64_t n = choices(r), most = device_places_most(r), of_starts = 2 * (int64_t)r->experts + 1;
+	size_t size = sizeof(int32_t), all = (size_t)(most + of_starts) * size;
+	_cleanup_free_ int32_t *expert = malloc(all), *starts = malloc(all), *row = malloc(all),
+	                       *place = malloc(all);
 	int32_t *bexpert, *bstarts, *brow, *bplace;
 	uint64_t state = 7;
 
-	for (int64_t i = 0; i < choices(r); i++)
+	for (int64_t i = 0; i < n; i++)
 		expert[i] = choice_of(kind, i, r->experts, &state);
-	memset(starts, 0x77, of_starts);
-	memset(row, 0x77, n);
-	bexpert = test_put(dev, expert, n);
-	bstarts = test_put(dev, starts, of_starts);
-	brow = test_put(dev, row, n);
-	bplace = test_put(dev, row, n);
+	memset(starts, 0x77, all);
+	bexpert = test_put(dev, expert, (size_t)n * size);
+	bstarts = test_put(dev, starts, (size_t)of_starts * size);
+	brow = test_put(dev, starts, (size_t)most * size);
+	bplace = test_put(dev, starts, (size_t)n * size);
 	device_expert_places(dev, r, bstarts, brow, bplace, bexpert);
 	expect_places(r, expert, starts, row, place);
-	test_fetch(dev, got, bstarts, of_starts);
-	ck_assert_mem_eq(got, starts, of_starts);
-	test_fetch(dev, got, brow, n);
-	ck_assert_mem_eq(got, row, n);
-	test_fetch(dev, got, bplace, n);
-	ck_assert_mem_eq(got, place, n);
-	test_fetch(dev, got, bexpert, n);
-	ck_assert_mem_eq(got, expert, n);
-	test_guard(dev, "starts", bstarts, of_starts);
-	test_guard(dev, "row", brow, n);
-	test_guard(dev, "place", bplace, n);
+	ck_assert(starts[r->experts] <= most);
+	same("starts", bstarts, starts, of_starts);
+	same("row", brow, row, most);
+	same("place", bplace, place, n);
+	same("expert", bexpert, expert, n);
 	device_free(dev, bexpert);
 	device_free(dev, bstarts);
 	device_free(dev, brow);
 	device_free(dev, bplace);
 }
 
-/* The CUDA kernels have one chunk for up to 2047 places, then more; the last size has the largest number of
+/* The CUDA kernels have one chunk for up to 2047 choices, then more; the last size has the largest number of
  * chunks, of which some are longer. */
 START_TEST(places)
 {
 	static const struct device_router sizes[] = {
-	    {0, 8, 2, false, 0},    {1, 1, 1, false, 0},      {1, 64, 8, false, 0},   {1, 4, 4, false, 0},
-	    {31, 7, 1, false, 0},   {50, 33, 3, false, 0},    {2047, 5, 1, false, 0}, {256, 128, 8, false, 0},
-	    {2049, 3, 1, false, 0}, {700, 1024, 3, false, 0}, {601, 60, 6, false, 0}, {3000, 1, 1, false, 0}};
+	    {0, 8, 2, 1, false, 0},    {1, 1, 1, 1, false, 0},      {1, 64, 8, 1, false, 0},
+	    {1, 4, 4, 1, false, 0},    {31, 7, 1, 1, false, 0},     {50, 33, 3, 1, false, 0},
+	    {2047, 5, 1, 1, false, 0}, {256, 128, 8, 1, false, 0},  {2049, 3, 1, 1, false, 0},
+	    {0, 1024, 3, 1, false, 0}, {700, 1024, 3, 1, false, 0}, {601, 60, 6, 1, false, 0},
+	    {3000, 1, 1, 1, false, 0}, {5, 1024, 32, 1, false, 0},  {131072 + 77, 60, 8, 1, false, 0}};
+	static const int multiples[] = {1, 2, 16, 64};
 
 	for (threads = 1; threads <= 3; threads += 2) {
 		setup();
-		for (size_t s = 0; s < COUNT(sizes) * KINDS; s++)
-			check_places(&sizes[s / KINDS], (enum choice_kind)(s % KINDS));
-		check_places(&(struct device_router){131072 + 77, 60, 8, false, 0}, RANDOM);
+		for (size_t s = 0; s < COUNT(sizes) * COUNT(multiples); s++) {
+			struct device_router r = sizes[s / COUNT(multiples)];
+
+			r.multiple = multiples[s % COUNT(multiples)];
+			for (int kind = 0; kind < (choices(&r) > 100000 ? 1 : KINDS); kind++)
+				check_places(&r, (enum choice_kind)kind);
+		}
 		teardown();
 	}
 }
@@ -399,7 +419,13 @@ static const struct {
 } row_sizes[] = {{1, 1, 1},   {5, 2, 3},    {3, 8, 8},    {4, 4, 33},   {7, 9, 64},
                  {2, 5, 100}, {2, 32, 257}, {3, 3, 1000}, {40, 2, 520}, {1, 2, 2051}};
 
-/* Each place once, in an order that is neither that of the choices nor its opposite. */
+/* There are more places than choices. */
+static int64_t some_places(int64_t choices)
+{
+	return choices + choices / 3 + 1;
+}
+
+/* Each of n numbers once, in an order that is neither theirs nor its opposite. */
 static int32_t *permutation(int64_t n)
 {
 	int32_t *place = malloc((size_t)n * sizeof(*place));
@@ -428,17 +454,47 @@ static void close_to_sum(const char *what, const void *p, const double *want, in
 	                                : 0.02);
 }
 
+/* Rows of x, in any order and some of them more than once, and rows of zeros. */
+START_TEST(gathering)
+{
+	FOR_ALL for (size_t s = 0; s < COUNT(row_sizes); s++)
+	{
+		struct device_router r = {row_sizes[s].tokens, 64, row_sizes[s].chosen, 1, false, type};
+		int64_t n = some_places(choices(&r)), cols = row_sizes[s].cols;
+		_cleanup_free_ double *x = test_values(r.tokens * cols, 1), *y = test_values(n * cols, 2);
+		_cleanup_free_ int32_t *row = permutation(n);
+		void *bx = test_buffer(dev, x, r.tokens * cols, type),
+		     *by = test_buffer(dev, y, n * cols, type);
+		int32_t *brow;
+
+		for (int64_t p = 0; p < n; p++) {
+			row[p] = row[p] % 4 == 3 ? -1 : row[p] % (int32_t)r.tokens;
+			for (int64_t j = 0; j < cols; j++)
+				y[p * cols + j] = row[p] < 0 ? 0 : x[row[p] * cols + j];
+		}
+		brow = test_put(dev, row, (size_t)n * sizeof(*row));
+		device_expert_rows(dev, &r, by, bx, brow, n, (int)cols);
+		test_close(dev, "y", by, y, n * cols, type, 0, 0);
+		test_close(dev, "x", bx, x, r.tokens * cols, type, 0, 0);
+		same("row", brow, row, n);
+		device_free(dev, bx);
+		device_free(dev, by);
+		device_free(dev, brow);
+	}
+}
+END_TEST
+
 START_TEST(sums_of_rows)
 {
 	FOR_ALL for (size_t s = 0; s < COUNT(row_sizes) * 2; s++)
 	{
-		struct device_router r = {row_sizes[s / 2].tokens, 64, row_sizes[s / 2].chosen, false, type};
-		int64_t n = choices(&r), cols = row_sizes[s / 2].cols;
-		_cleanup_free_ double *x = test_values(n * cols, 1), *weight = test_values(n, 2),
+		struct device_router r = {
+		    row_sizes[s / 2].tokens, 64, row_sizes[s / 2].chosen, 1, false, type};
+		int64_t n = choices(&r), cols = row_sizes[s / 2].cols, all = some_places(n) * cols;
+		_cleanup_free_ double *x = test_values(all, 1), *weight = test_values(n, 2),
 		                      *y = test_values(r.tokens * cols, 3);
-		_cleanup_free_ int32_t *place = permutation(n);
-		void *bx = test_buffer(dev, x, n * cols, type),
-		     *by = test_buffer(dev, y, r.tokens * cols, type);
+		_cleanup_free_ int32_t *place = permutation(some_places(n));
+		void *bx = test_buffer(dev, x, all, type), *by = test_buffer(dev, y, r.tokens * cols, type);
 		float *bweight = test_buffer(dev, weight, n, DTYPE_F32);
 		int32_t *bplace = test_put(dev, place, (size_t)n * sizeof(*place));
 
@@ -451,7 +507,7 @@ START_TEST(sums_of_rows)
 				y[i] += (s & 1 ? weight[k] : 1) * x[place[k] * cols + i % cols];
 		}
 		close_to_sum("sum", by, y, r.tokens * cols);
-		test_close(dev, "x", bx, x, n * cols, type, 0, 0);
+		test_close(dev, "x", bx, x, all, type, 0, 0);
 		device_free(dev, bx);
 		device_free(dev, by);
 		device_free(dev, bweight);
@@ -464,12 +520,12 @@ START_TEST(weighing)
 {
 	FOR_ALL for (size_t s = 0; s < COUNT(row_sizes); s++)
 	{
-		struct device_router r = {row_sizes[s].tokens, 64, row_sizes[s].chosen, false, type};
-		int64_t n = choices(&r), cols = row_sizes[s].cols;
-		_cleanup_free_ double *x = test_values(n * cols, 1), *d = test_values(n * cols, 2),
+		struct device_router r = {row_sizes[s].tokens, 64, row_sizes[s].chosen, 1, false, type};
+		int64_t n = choices(&r), cols = row_sizes[s].cols, all = some_places(n) * cols;
+		_cleanup_free_ double *x = test_values(all, 1), *d = test_values(all, 2),
 		                      *weight = test_values(n, 3), *d_weight = test_values(n, 4);
-		_cleanup_free_ int32_t *place = permutation(n);
-		void *bx = test_buffer(dev, x, n * cols, type), *bd = test_buffer(dev, d, n * cols, type);
+		_cleanup_free_ int32_t *place = permutation(some_places(n));
+		void *bx = test_buffer(dev, x, all, type), *bd = test_buffer(dev, d, all, type);
 		float *bweight = test_buffer(dev, weight, n, DTYPE_F32),
 		      *bd_weight = test_buffer(dev, d_weight, n, DTYPE_F32);
 		int32_t *bplace = test_put(dev, place, (size_t)n * sizeof(*place));
@@ -485,8 +541,8 @@ START_TEST(weighing)
 			}
 		}
 		test_close(dev, "d_weight", bd_weight, d_weight, n, DTYPE_F32, 4e-6, sqrt((double)cols));
-		test_close(dev, "d", bd, d, n * cols, type, 0, 0);
-		test_close(dev, "x", bx, x, n * cols, type, 0, 0);
+		test_close(dev, "d", bd, d, all, type, 0, 0);
+		test_close(dev, "x", bx, x, all, type, 0, 0);
 		test_close(dev, "weight", bweight, weight, n, DTYPE_F32, 0, 0);
 		device_free(dev, bx);
 		device_free(dev, bd);
@@ -502,12 +558,13 @@ START_TEST(no_tokens)
 {
 	FOR_ALL
 	{
-		struct device_router r = {0, 16, 2, true, type};
+		struct device_router r = {0, 16, 2, 1, true, type};
 		char *b[9];
 
 		for (int i = 0; i < 9; i++)
 			b[i] = test_put(dev, "", 0);
 		device_route(dev, &r, (int32_t *)b[0], (float *)b[1], b[2]);
+		device_expert_rows(dev, &r, b[2], b[3], (int32_t *)b[0], 0, 24);
 		device_expert_sum(dev, &r, b[2], b[3], (int32_t *)b[0], (float *)b[1], 24);
 		device_expert_weigh(dev, &r, (float *)b[4], b[2], b[3], (int32_t *)b[0], (float *)b[1], 24);
 		device_route_backward(dev, &r, b[5], b[2], (int32_t *)b[0], (float *)b[1], (float *)b[4],
@@ -520,13 +577,12 @@ START_TEST(no_tokens)
 }
 END_TEST
 
-#ifdef TEST_GPU
-/* More experts, or more choices, than the kernels have room for are a fault, and nothing is written. */
+/* More experts, or more choices, than the engines have room for are a fault, and nothing is written. */
 START_TEST(too_many_are_refused)
 {
-	static const struct device_router wrong[] = {{3, DEVICE_EXPERTS_MAX + 1, 2, false, DTYPE_F32},
-	                                             {3, 64, DEVICE_CHOSEN_MAX + 1, false, DTYPE_F32},
-	                                             {3, 4, 5, false, DTYPE_F32}};
+	static const struct device_router wrong[] = {{3, DEVICE_EXPERTS_MAX + 1, 2, 1, false, DTYPE_F32},
+	                                             {3, 64, DEVICE_CHOSEN_MAX + 1, 1, false, DTYPE_F32},
+	                                             {3, 4, 5, 1, false, DTYPE_F32}};
 	struct error err = ERROR_INIT;
 
 	threads = 1;
@@ -539,18 +595,15 @@ START_TEST(too_many_are_refused)
 		device_route_backward(dev, &wrong[i], nothing, nothing, (int32_t *)nothing, (float *)nothing,
 		                      (float *)nothing, NULL, 1, NULL);
 		ck_fails(device_synchronize(dev, &err), &err, "can be chosen");
-		if (wrong[i].experts > DEVICE_EXPERTS_MAX) {
-			device_expert_places(dev, &wrong[i], (int32_t *)nothing, (int32_t *)nothing,
-			                     (int32_t *)nothing, (int32_t *)nothing);
-			ck_fails(device_synchronize(dev, &err), &err, "experts");
-		}
+		device_expert_places(dev, &wrong[i], (int32_t *)nothing, (int32_t *)nothing,
+		                     (int32_t *)nothing, (int32_t *)nothing);
+		ck_fails(device_synchronize(dev, &err), &err, "can be chosen");
 		test_guard(dev, "nothing", nothing, 0);
 		device_free(dev, nothing);
 	}
 	teardown();
 }
 END_TEST
-#endif
 
 TCase *test_device_experts(void)
 {
@@ -562,11 +615,10 @@ TCase *test_device_experts(void)
 	tcase_add_test(tc, route_of_what_is_not_finite);
 	tcase_add_test(tc, route_backward);
 	tcase_add_test(tc, places);
+	tcase_add_test(tc, gathering);
 	tcase_add_test(tc, sums_of_rows);
 	tcase_add_test(tc, weighing);
 	tcase_add_test(tc, no_tokens);
-#ifdef TEST_GPU
 	tcase_add_test(tc, too_many_are_refused);
-#endif
 	return tc;
 }

@@ -238,6 +238,18 @@ static void expert_sum_row(int64_t row, int64_t cols, enum dtype t, double *out)
 	}
 }
 
+/* Every third place belongs to no choice. */
+static int32_t row_at(int64_t place)
+{
+	return place % 3 == 1 ? -1 : (int32_t)((last_place - place) / CHOSEN);
+}
+
+static void expert_row(int64_t place, int64_t cols, enum dtype t, double *out)
+{
+	for (int64_t i = 0; i < cols; i++)
+		out[i] = row_at(place) < 0 ? 0 : value(2, row_at(place) * cols + i, t);
+}
+
 static void weighed_row(int64_t row, int64_t cols, enum dtype t, double *out)
 {
 	for (int64_t i = 0; i < cols; i++)
@@ -260,30 +272,44 @@ static void check_weight_gradient(const float *d_weight, int64_t places, enum dt
 	free(got);
 }
 
+static int32_t *places_put(int64_t places, bool rows)
+{
+	int32_t *host = malloc((size_t)places * sizeof(*host)), *p;
+
+	for (int64_t i = 0; i < places; i++)
+		host[i] = rows ? row_at(i) : (int32_t)(last_place - i);
+	p = test_put(dev, host, (size_t)places * sizeof(*host));
+	free(host);
+	return p;
+}
+
 static void experts_at(int64_t rows, enum dtype t)
 {
-	struct device_router r = {(rows + CHOSEN - 1) / CHOSEN, 64, CHOSEN, false, t};
+	struct device_router r = {(rows + CHOSEN - 1) / CHOSEN, 64, CHOSEN, 1, false, t};
 	int64_t places = r.tokens * CHOSEN;
 	void *x = filled(0, places * IN, t), *d = filled(2, places * IN, t), *y = empty(r.tokens * IN, t);
 	float *weight = filled(1, places, DTYPE_F32), *d_weight = empty(places, DTYPE_F32);
-	int32_t *host = malloc((size_t)places * sizeof(*host)), *place;
+	int32_t *place, *row;
 
 	last_place = places - 1;
-	for (int64_t i = 0; i < places; i++)
-		host[i] = (int32_t)(last_place - i);
-	place = test_put(dev, host, (size_t)places * sizeof(*host));
+	place = places_put(places, false);
+	row = places_put(places, true);
 	device_expert_sum(dev, &r, y, x, place, weight, IN);
 	check_rows("expert sum", y, r.tokens, IN, t, expert_sum_row, test_tolerance(t), 3);
 	device_expert_weigh(dev, &r, d_weight, d, x, place, weight, IN);
 	check_rows("weighed d", d, places, IN, t, weighed_row, test_tolerance(t), 0);
 	check_weight_gradient(d_weight, places, t);
-	free(host);
+	device_free(dev, y);
+	y = filled(2, r.tokens * IN, t);
+	device_expert_rows(dev, &r, x, y, row, places, IN);
+	check_rows("expert rows", x, places, IN, t, expert_row, 0, 0);
 	device_free(dev, x);
 	device_free(dev, d);
 	device_free(dev, y);
 	device_free(dev, weight);
 	device_free(dev, d_weight);
 	device_free(dev, place);
+	device_free(dev, row);
 }
 
 START_TEST(experts)

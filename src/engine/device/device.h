@@ -385,49 +385,67 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
                             const void *gate_up, int64_t tokens, int cols, enum dtype type, float *amax);
 
 /* ---- a mixture of experts (Shazeer et al. 2017): an MLP of which a token passes a few of many ---- */
-/* Row t of what follows is of a token. Its choices k are places of the rows that experts compute: all of the
- * first expert, then those of the second, and so on, of one expert in the order of the tokens. An expert's
- * first place is a multiple of `multiple`, so that the number of its rows is one of a few, which is how many
- * shapes a library prepares itself for; between the experts then are places that no choice has. */
+/*
+ * A router chooses `chosen` of the experts for each token: choice [t, k] is the k-th expert of token t. The
+ * experts compute matrices whose rows are the places. Each choice has one place: the places of expert 0 come
+ * first, then those of expert 1, and so on, and the choices of one expert have the order of the tokens. The
+ * first place of each expert is a multiple of `multiple`, and so is the number of places. An expert then has
+ * one of a few numbers of rows; a library needs preparation for each of these shapes. The places between the
+ * choices of an expert and the first place of the next expert belong to no choice.
+ *
+ * tokens · chosen + experts · multiple must be below 2^31. Where experts or chosen is larger than the
+ * struct allows, device_route, device_expert_places and device_route_backward write nothing and the fault
+ * is -EINVAL. With 0 tokens device_expert_places writes zeros into starts and -1 into row; the other
+ * operations of a router write nothing.
+ */
 struct device_router {
 	int64_t tokens;
-	int experts, chosen; /* chosen: of a token, at most DEVICE_CHOSEN_MAX */
-	int multiple;
+	int experts;     /* at most DEVICE_EXPERTS_MAX */
+	int chosen;      /* experts of a token: at most `experts`, and at most DEVICE_CHOSEN_MAX */
+	int multiple;    /* at least 1 */
 	bool normalized; /* the weights of a token add up to 1 */
 	enum dtype type;
 };
 #define DEVICE_EXPERTS_MAX 1024
 #define DEVICE_CHOSEN_MAX  32
-/* From logits [tokens, experts]: the experts of the largest ones, the largest first and of equal ones the
- * lowest number, and their weights, which are the softmax over all experts; normalized: divided by the sum of
- * the token's. Both are [tokens, chosen]. Of logits that are not finite the experts are distinct all the
- * same. */
+/* Writes expert and weight, both [tokens, chosen], from logits [tokens, experts]. The experts of a token are
+ * those of its largest logits, in descending order; of equal logits the lower expert comes first. Their
+ * weights are the softmax of the token's logits over all experts; with `normalized` each is divided by the
+ * sum of the token's weights. Where a logit of a token is NaN or +infinity, or all of them are -infinity, all
+ * of its weights are NaN. Its experts are distinct even then, but where a logit is NaN it is unspecified
+ * which experts they are. */
 void device_route(struct device *dev, const struct device_router *r, int32_t *expert, float *weight,
                   const void *logits);
-/* The number of places, at most. */
+/* The largest number of places that so many tokens can have. */
 static inline int64_t device_places_most(const struct device_router *r)
 {
 	return r->tokens * r->chosen + (int64_t)r->experts * (r->multiple - 1);
 }
-/* starts [2 · experts + 1]: the first place of each expert, then the number of places, then that of each
- * expert's choices. row [device_places_most]: the token of each place; -1: none. place [tokens, chosen]: that
- * of each choice. */
+/* Writes the places of the choices in expert [tokens, chosen], whose elements are from 0 to experts - 1.
+ * starts [2 · experts + 1]: the first place of each expert, then the number of places, then the number of
+ * choices of each expert. row [device_places_most(r)]: the token of each place; -1 for a place that belongs
+ * to no choice, and for all elements beyond the last place. place [tokens, chosen]: the place of each choice.
+ */
 void device_expert_places(struct device *dev, const struct device_router *r, int32_t *starts, int32_t *row,
                           int32_t *place, const int32_t *expert);
-/* y[p, cols] = x[row[p], cols], or 0 where that is none, of so many places. */
+/* y[p, cols] = x[row[p], cols], or zeros where row[p] is -1, for p from 0 to places - 1. Of r only the type
+ * counts. y must not overlap x. */
 void device_expert_rows(struct device *dev, const struct device_router *r, void *y, const void *x,
                         const int32_t *row, int64_t places, int cols);
-/* y[t, cols] = Σ weight[t,k] · x[place[t,k], cols], in the order of k, rounded once. weight NULL: all 1. */
+/* y[t, cols] = Σ weight[t,k] · x[place[t,k], cols], where the sum is taken in the order of k and rounded
+ * once. weight NULL: all weights are 1. y must not overlap x. */
 void device_expert_sum(struct device *dev, const struct device_router *r, void *y, const void *x,
                        const int32_t *place, const float *weight, int cols);
-/* Backward through the weights of rows x [places, cols], of whose weighted ones d is the gradient,
- * both in the order of places: d_weight[t,k] = d[p] · x[p], where p is place[t,k]; then d[p] and x[p] are
- * multiplied with weight[t,k]. */
+/* The gradient of weights that rows were multiplied with. x [places, cols] are the rows, and d [places, cols]
+ * is the gradient of the weighted rows. For each choice, whose place is p: d_weight[t,k] = d[p] · x[p], then
+ * d[p] and x[p] are multiplied by weight[t,k]. The rows of places that belong to no choice stay as they are.
+ * d must not overlap x. */
 void device_expert_weigh(struct device *dev, const struct device_router *r, float *d_weight, void *d, void *x,
                          const int32_t *place, const float *weight, int cols);
-/* d_logits of Σ weight · d_weight, with expert and weight as device_route has written them. With balance
- * (fp32 [experts]; NULL: none) also of scale · Σ loss, where loss[t] = Σ balance[e] · softmax(logits[t])[e]
- * is written. d_logits may be logits. */
+/* d_logits [tokens, experts] = the gradient of Σ weight[t,k] · d_weight[t,k], where d_weight is a constant
+ * and expert and weight are what device_route wrote. With balance (fp32 [experts]; NULL: none) it is the
+ * gradient of that plus scale · Σ loss[t], and loss[t] = Σ balance[e] · softmax(logits[t])[e] is written.
+ * Without balance, loss is not written and may be NULL. d_logits may be logits. */
 void device_route_backward(struct device *dev, const struct device_router *r, void *d_logits,
                            const void *logits, const int32_t *expert, const float *weight,
                            const float *d_weight, const float *balance, float scale, float *loss);

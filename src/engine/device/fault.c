@@ -52,3 +52,12 @@ bool device_update_fits(struct device *dev, const float *master, const void *par
 	device_fault(dev, -EINVAL, "an update without a master copy is for bfloat16 parameters");
 	return false;
 }
+
+bool device_router_fits(struct device *dev, const struct device_router *r, const char *operation)
+{
+	if (r->experts <= DEVICE_EXPERTS_MAX && r->chosen <= DEVICE_CHOSEN_MAX && r->chosen <= r->experts)
+		return true;
+	device_fault(dev, -EINVAL, "%s: %d of %d experts; at most %d of %d can be chosen", operation,
+	             r->chosen, r->experts, DEVICE_CHOSEN_MAX, DEVICE_EXPERTS_MAX);
+	return false;
+}

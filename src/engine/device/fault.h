@@ -27,3 +27,6 @@ void *device_scratch(struct device *dev, size_t bytes, const char *operation);
  * to. */
 bool device_update_fits(struct device *dev, const float *master, const void *param, enum dtype param_type,
                         const struct device_update *h);
+/* False, with a fault, where there are more experts, or more choices of a token, than the engines have room
+ * for. */
+bool device_router_fits(struct device *dev, const struct device_router *r, const char *operation);

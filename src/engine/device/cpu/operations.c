@@ -162,7 +162,8 @@ void device_swiglu_backward(struct device *dev, void *d_gate_up, void *y, const 
 void device_route(struct device *dev, const struct device_router *r, int32_t *expert, float *weight,
                   const void *logits)
 {
-	dev->kernels->route(dev, r, expert, weight, logits);
+	if (device_router_fits(dev, r, "route"))
+		dev->kernels->route(dev, r, expert, weight, logits);
 }
 
 void device_expert_places(struct device *dev, const struct device_router *r, int32_t *starts, int32_t *row,
@@ -171,7 +172,8 @@ void device_expert_places(struct device *dev, const struct device_router *r, int
 	int64_t choices = r->tokens * r->chosen;
 	int32_t *counts = starts + r->experts + 1;
 
-	(void)dev;
+	if (!device_router_fits(dev, r, "expert_places"))
+		return;
 	memset(counts, 0, (size_t)r->experts * sizeof(*counts));
 	memset(row, 0xff, (size_t)device_places_most(r) * sizeof(*row));
 	for (int64_t i = 0; i < choices; i++)
@@ -208,8 +210,9 @@ void device_route_backward(struct device *dev, const struct device_router *r, vo
                            const void *logits, const int32_t *expert, const float *weight,
                            const float *d_weight, const float *balance, float scale, float *loss)
 {
-	dev->kernels->route_backward(dev, r, d_logits, logits, expert, weight, d_weight, balance, scale,
-	                             loss);
+	if (device_router_fits(dev, r, "route_backward"))
+		dev->kernels->route_backward(dev, r, d_logits, logits, expert, weight, d_weight, balance,
+		                             scale, loss);
 }
 
 void device_dropout(struct device *dev, const struct device_dropout *d, void *y, bool accumulate,

@@ -260,23 +260,12 @@ template <typename F> static void with_values(int experts, F f)
 		f(std::integral_constant<int, DEVICE_EXPERTS_MAX / 32>());
 }
 
-static bool can_route(struct device *dev, const struct device_router *r)
-{
-	bool can =
-	    r->experts <= DEVICE_EXPERTS_MAX && r->chosen <= DEVICE_CHOSEN_MAX && r->chosen <= r->experts;
-
-	if (!can)
-		device_fault(dev, -EINVAL, "route: %d of %d experts; at most %d of %d can be chosen",
-		             r->chosen, r->experts, DEVICE_CHOSEN_MAX, DEVICE_EXPERTS_MAX);
-	return can;
-}
-
 extern "C" void device_route(struct device *dev, const struct device_router *r, int32_t *expert,
                              float *weight, const void *logits)
 {
 	bool wide = r->experts % PACK == 0 && aligned16(logits);
 
-	if (r->tokens <= 0 || r->chosen <= 0 || !can_route(dev, r))
+	if (!device_router_fits(dev, r, "route") || r->tokens <= 0 || r->chosen <= 0)
 		return;
 	with_type(r->type, [&](auto t) {
 		typedef decltype(t) T;
@@ -295,7 +284,7 @@ extern "C" void device_route_backward(struct device *dev, const struct device_ro
 {
 	bool wide = r->experts % PACK == 0 && aligned16(logits) && aligned16(d_logits) && aligned16(balance);
 
-	if (r->tokens <= 0 || r->experts <= 0 || !can_route(dev, r))
+	if (!device_router_fits(dev, r, "route_backward") || r->tokens <= 0 || r->experts <= 0)
 		return;
 	with_type(r->type, [&](auto t) {
 		typedef decltype(t) T;

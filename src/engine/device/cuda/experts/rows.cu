@@ -4,7 +4,8 @@
  * sort of the choices, in chunks of which a warp has each: the choices of each expert in a chunk are counted,
  * the counts become the expert's first place in the chunk, and then each choice takes the next place of its
  * expert. The counts of a chunk lie at the beginning of its part of `place`, which only its own warp writes
- * afterwards, so that no other memory is needed. Sums and weighing read and write each element once.
+ * afterwards, so that no other memory is needed. All of `row` is set to -1 before, because only the places of
+ * choices are written. Gathering, sums and weighing read and write each element once.
  */
 #include "engine/device/cuda/kernel.cuh"
 
@@ -17,8 +18,8 @@
 
 /* ---- places ---- */
 struct chunks {
-	int64_t places, size; /* the first `longer` chunks have one choice more */
-	int count, longer, experts, chosen;
+	int64_t choices, size; /* the first `longer` chunks have one choice more */
+	int count, longer, experts, chosen, multiple;
 };
 
 static __device__ __forceinline__ int64_t chunk_first(const struct chunks &c, int chunk)
@@ -75,7 +76,13 @@ static __device__ __forceinline__ int32_t warp_sum_to(int32_t x)
 	return x;
 }
 
-/* All places by one warp, where there are too few for two chunks. */
+/* The number of places of an expert that so many choices have. */
+static __device__ __forceinline__ int32_t padded(int32_t count, int multiple)
+{
+	return (count + multiple - 1) / multiple * multiple;
+}
+
+/* All places by one warp, where there are too few choices for two chunks. */
 static __global__ void __launch_bounds__(32)
     few_places_kernel(struct chunks c, int32_t *starts, int32_t *row, int32_t *place, const int32_t *expert)
 {
@@ -86,19 +93,22 @@ static __global__ void __launch_bounds__(32)
 	for (int e = lane; e < c.experts; e += 32)
 		next[e] = 0;
 	__syncwarp();
-	take_places<false>(next, c, NULL, NULL, expert, 0, c.places);
+	take_places<false>(next, c, NULL, NULL, expert, 0, c.choices);
 	for (int first = 0; first < c.experts; first += 32) {
 		int e = first + lane;
-		int32_t count = e < c.experts ? next[e] : 0, to = warp_sum_to(count);
+		int32_t count = e < c.experts ? next[e] : 0, places = padded(count, c.multiple),
+		        to = warp_sum_to(places);
 
-		if (e < c.experts)
-			next[e] = starts[e] = before + to - count;
+		if (e < c.experts) {
+			next[e] = starts[e] = before + to - places;
+			starts[c.experts + 1 + e] = count;
+		}
 		before += shuffle(to, 31);
 	}
 	if (lane == 0)
 		starts[c.experts] = before;
 	__syncwarp();
-	take_places<true>(next, c, row, place, expert, 0, c.places);
+	take_places<true>(next, c, row, place, expert, 0, c.choices);
 }
 
 static __global__ void __launch_bounds__(32)
@@ -154,32 +164,40 @@ static __device__ __forceinline__ int32_t block_sum_before(int32_t x)
 /*
  * The first places of each expert in each chunk. A thread has a slice of the chunks for one expert. The
  * slices' sums lie in shared memory in the order of the places, all of the first expert before those of the
- * second, so that the sums before them are the slices' first places.
+ * second, so that the differences of the sums before them are those of an expert's places. Thread e adds up
+ * the places of the experts before e.
  */
 static __global__ void __launch_bounds__(COUNTERS)
     starts_kernel(struct chunks c, int32_t *starts, int32_t *place)
 {
 	__shared__ int32_t sums[COUNTERS];
-	int slices = COUNTERS / c.experts, e = (int)threadIdx.x % c.experts,
-	    slice = (int)threadIdx.x / c.experts;
+	int slices = COUNTERS / c.experts, t = (int)threadIdx.x, e = t % c.experts, slice = t / c.experts;
 	int size = (c.count + slices - 1) / slices, lo = slice * size,
 	    hi = lo + size < c.count ? lo + size : c.count;
-	int32_t first;
+	int32_t before, count = 0, places, first;
 
 	if (slice < slices)
 		sums[e * slices + slice] = add_counts<false>(c, place, e, lo, hi, 0);
 	else
-		sums[threadIdx.x] = 0;
+		sums[t] = 0;
 	__syncthreads();
-	first = block_sum_before(sums[threadIdx.x]);
-	sums[threadIdx.x] = first;
+	before = block_sum_before(sums[t]);
+	sums[t] = before;
+	__syncthreads();
+	if (slice == 0)
+		count = (e + 1 < c.experts ? sums[(e + 1) * slices] : (int32_t)c.choices) - sums[e * slices];
+	places = padded(count, c.multiple);
+	first = block_sum_before(places);
+	if (slice == 0) {
+		starts[e] = first;
+		starts[c.experts + 1 + e] = count;
+		if (e == c.experts - 1)
+			starts[c.experts] = first + places;
+	}
 	__syncthreads();
 	if (slice < slices)
-		add_counts<true>(c, place, e, lo, hi, sums[e * slices + slice]);
-	if (slice == 0)
-		starts[e] = sums[e * slices];
-	if (threadIdx.x == 0)
-		starts[c.experts] = (int32_t)c.places;
+		add_counts<true>(c, place, e, lo, hi,
+		                 starts[e] + (sums[e * slices + slice] - sums[e * slices]));
 }
 
 static __global__ void __launch_bounds__(32)
@@ -197,23 +215,75 @@ static __global__ void __launch_bounds__(32)
 extern "C" void device_expert_places(struct device *dev, const struct device_router *r, int32_t *starts,
                                      int32_t *row, int32_t *place, const int32_t *expert)
 {
-	struct chunks c = {.places = r->tokens * r->chosen, .experts = r->experts, .chosen = r->chosen};
+	struct chunks c = {.choices = r->tokens * r->chosen,
+	                   .experts = r->experts,
+	                   .chosen = r->chosen,
+	                   .multiple = r->multiple};
+	cudaError_t status;
 
-	if (r->experts > DEVICE_EXPERTS_MAX) {
-		device_fault(dev, -EINVAL, "expert_places: %d experts; there can be %d", r->experts,
-		             DEVICE_EXPERTS_MAX);
+	if (!device_router_fits(dev, r, "expert_places"))
 		return;
-	}
-	if (c.places < 2 * CHUNK_LEAST) {
+	status = cudaMemsetAsync(row, 0xff, (size_t)device_places_most(r) * sizeof(*row), dev->stream);
+	if (status)
+		device_fault(dev, -EIO, "expert_places: %s", cudaGetErrorString(status));
+	if (c.choices < 2 * CHUNK_LEAST) {
 		LAUNCH(dev, few_places_kernel, 1, 32, 0, c, starts, row, place, expert);
 		return;
 	}
-	c.count = (int)(c.places / CHUNK_LEAST < CHUNKS_MOST ? c.places / CHUNK_LEAST : CHUNKS_MOST);
-	c.size = c.places / c.count;
-	c.longer = (int)(c.places % c.count);
+	c.count = (int)(c.choices / CHUNK_LEAST < CHUNKS_MOST ? c.choices / CHUNK_LEAST : CHUNKS_MOST);
+	c.size = c.choices / c.count;
+	c.longer = (int)(c.choices % c.count);
 	LAUNCH(dev, count_kernel, (unsigned)c.count, 32, 0, c, place, expert);
 	LAUNCH(dev, starts_kernel, 1, COUNTERS, 0, c, starts, place);
 	LAUNCH(dev, places_kernel, (unsigned)c.count, 32, 0, c, row, place, expert);
+}
+
+/* ---- gathering ---- */
+/* A warp has a row of y. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS)
+    rows_kernel(T *y, const T *x, const int32_t *row, int64_t places, int cols)
+{
+	int64_t p = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+	int lane = (int)threadIdx.x % 32, packs = cols / N;
+	int32_t from = p < places ? row[p] : -1;
+	const pack<T, N> *of_x = (const pack<T, N> *)(x + (int64_t)from * cols);
+	pack<T, N> *of_y = (pack<T, N> *)(y + p * cols);
+
+	if (p >= places)
+		return;
+	for (int first = lane; first < packs; first += AHEAD * 32) {
+		pack<T, N> raw[AHEAD] = {};
+
+#pragma unroll
+		for (int a = 0; a < AHEAD; a++)
+			if (from >= 0 && first + a * 32 < packs)
+				raw[a] = of_x[first + a * 32];
+#pragma unroll
+		for (int a = 0; a < AHEAD; a++)
+			if (first + a * 32 < packs)
+				of_y[first + a * 32] = raw[a];
+	}
+}
+
+extern "C" void device_expert_rows(struct device *dev, const struct device_router *r, void *y, const void *x,
+                                   const int32_t *row, int64_t places, int cols)
+{
+	unsigned blocks = (unsigned)ceil_div(places, THREADS / 32);
+
+	if (places <= 0)
+		return;
+	with_type(r->type, [&](auto t) {
+		typedef decltype(t) T;
+		constexpr int N = WIDE<T>;
+
+		if (wide_rows(x, cols, sizeof(T)) && aligned16(y))
+			LAUNCH(dev, (rows_kernel<T, N>), blocks, THREADS, 0, (T *)y, (const T *)x, row,
+			       places, cols);
+		else
+			LAUNCH(dev, (rows_kernel<T, 1>), blocks, THREADS, 0, (T *)y, (const T *)x, row,
+			       places, cols);
+	});
 }
 
 /* ---- sums and weights ---- */
