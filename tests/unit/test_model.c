@@ -836,8 +836,7 @@ static int fill_but_routers(void *context, const struct model_parameter *p, int6
 }
 
 /* Where all experts have the same probability, the loss that balances them is the number of experts of a
- * token, whatever the loads are. Here two of five experts have all tokens, whose number no padding divides.
- */
+ * token, whatever the loads are. Here two of five experts have all tokens, and padding behind them. */
 START_TEST(loads_are_shares_of_the_choices)
 {
 	struct model_options o = {
