@@ -826,6 +826,43 @@ START_TEST(trained_losses_have_their_gradients)
 }
 END_TEST
 
+static int fill_but_routers(void *context, const struct model_parameter *p, int64_t first, int64_t n,
+                            float *out, struct error *err)
+{
+	if (p->role != PARAMETER_ROUTER)
+		return model_init_fill(context, p, first, n, out, err);
+	memset(out, 0, (size_t)n * sizeof(*out));
+	return 0;
+}
+
+/* Where all experts have the same probability, the loss that balances them is the number of experts of a
+ * token, whatever the loads are. Here two of five experts have all tokens, and padding behind them. */
+START_TEST(loads_are_shares_of_the_choices)
+{
+	struct model_options o = {
+	    .type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .training = true, .logits_rows = 7};
+	struct error err = ERROR_INIT;
+	double loss[2];
+	struct sample s;
+
+	for (int i = 0; i < 2; i++) {
+		struct model_fixture f;
+		struct model_config c;
+
+		o.router_loss = 3 * i;
+		ck_ok(parse(gradient_cases[8], &c, &err), &err);
+		ck_ok(model_fixture_create(&f, &c, &o, fill_but_routers, &init, &err), &err);
+		sample_make(&s, c.vocab, false);
+		s.b.documents = 3;
+		s.b.tokens = s.starts[3];
+		ck_ok(model_fixture_gradients(&f, &s.b, 1, true, &loss[i], &err), &err);
+		model_fixture_free(&f);
+	}
+	/* All tokens count but the last one of each document. */
+	ck_assert_double_eq_tol(loss[1] - loss[0], 3.0 * 2 * (double)(s.b.tokens - 3), 1e-3);
+}
+END_TEST
+
 START_TEST(evaluation_has_cross_entropy_and_no_noise)
 {
 	static const struct trained none = {0};
@@ -1404,6 +1441,7 @@ int main(void)
 	tcase_add_test(c, recomputed_gradients_are_the_same);
 	tcase_add_loop_test(c, gradients_are_differences, 0, cases);
 	tcase_add_loop_test(c, trained_losses_have_their_gradients, 0, (int)ARRAY_SIZE(trained_cases));
+	tcase_add_test(c, loads_are_shares_of_the_choices);
 	tcase_add_test(c, evaluation_has_cross_entropy_and_no_noise);
 	tcase_add_test(c, noise_is_of_the_micro_batch);
 	tcase_add_test(c, noise_is_of_the_row);
