@@ -3,26 +3,6 @@
 # A mixture of experts: two ranks have the losses of one rank under each strategy; a resumed run, one that recomputes and one with offload have the
 # same bits, also with the loss that balances experts; every precision and optimizer trains it; attention has adapters, also over experts in 4 bits.
 . "$(dirname "$0")/worker.sh"
-more() { # NAME GROUPS: adds groups to the configuration
-	sed -i 's|"train": {|'"$2"', &|' "$tmp/$1.json"
-}
-pair() { # NAME
-	local r s=0 both=
-	mkdir -p "$tmp/meet-$1"
-	for r in 0 1; do
-		env -i PATH="$PATH" OMP_NUM_THREADS=1 RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r DTRAIN_DEVICE=0 DTRAIN_ATTEMPT=1 DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
-			DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
-		both="$both $!"
-		pids="$pids $!"
-	done
-	for r in $both; do wait "$r" || s=1; done
-	return $s
-}
-values() { losses "$tmp/$1" | sed -E 's/.*"loss":([^,]*),.*/\1/'; }
-near() { # A B
-	paste -d ' ' <(values "$1") <(values "$2") |
-		awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "'"$2"': largest difference of the losses %.1e\n", max; exit !(n == 20 && max <= 1e-5) }'
-}
 same() { # A B FILE
 	diff <(losses "$tmp/$1") <(losses "$tmp/$2") && cmp "$tmp/$1/$3" "$tmp/$2/$3" || fail "$2: not the losses and the weights of $1"
 }
@@ -66,7 +46,7 @@ grep -q '^resuming from .*checkpoint-10' "$tmp/one.log" && cmp "$tmp/whole" "$tm
 balanced='"max_steps": 20, "router_loss": 0.5'
 experts balanced "$tmp/balanced" "$balanced, \"accumulation\": 2" '"save_steps": 10'
 run balanced || { cat "$tmp/balanced.log"; fail "router_loss"; }
-paste -d ' ' <(values one) <(values balanced) | head -n 1 | awk '{ exit !($2 > $1 + 0.9 && $2 < $1 + 2) }' || fail "router_loss: 0.5 times at least 2 is not in the loss"
+paste -d ' ' <(loss_values one) <(loss_values balanced) | head -n 1 | awk '{ exit !($2 > $1 + 0.9 && $2 < $1 + 2) }' || fail "router_loss: 0.5 times at least 2 is not in the loss"
 experts balanced2 "$tmp/balanced2" "$balanced" '"save_steps": 0'
 more balanced2 '"parallel": {"strategy": "zero3", "prefetch": 0}'
 pair balanced2 || { cat "$tmp/balanced2-0.log"; fail "router_loss, two ranks"; }
@@ -95,7 +75,7 @@ for precision in bf16 fp16; do
 	experts $precision "$tmp/$precision" "\"max_steps\": 20, \"accumulation\": 2" '"save_steps": 0'
 	sed -i 's|"precision": "fp32"|"precision": "'$precision'"|' "$tmp/$precision.json"
 	run $precision || { cat "$tmp/$precision.log"; fail "$precision"; }
-	paste -d ' ' <(values one) <(values $precision) | awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > max) max = d; n++ }
+	paste -d ' ' <(loss_values one) <(loss_values $precision) | awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > max) max = d; n++ }
 		END { printf "'$precision': largest difference of the losses %.4f of them\n", max; exit !(n == 20 && max < 0.02) }' || fail "$precision: other losses than fp32"
 done
 # Rows of an expert are a multiple, here of more than all tokens are; what is not multiplied in its own type is widened.
@@ -108,7 +88,7 @@ run odd || { cat "$tmp/odd.log"; fail "50 tokens in fp16"; }
 for optimizer in muon adafactor adamw_8bit; do
 	experts $optimizer "$tmp/$optimizer" '"max_steps": 20, "accumulation": 2, "optimizer": "'$optimizer'"' '"save_steps": 0'
 	run $optimizer || { cat "$tmp/$optimizer.log"; fail "$optimizer"; }
-	values $optimizer | awk 'NR == 1 { first = $1 } { last = $1 } END { printf "'$optimizer': losses %s to %s\n", first, last; exit !(last < first - 0.02) }' ||
+	loss_values $optimizer | awk 'NR == 1 { first = $1 } { last = $1 } END { printf "'$optimizer': losses %s to %s\n", first, last; exit !(last < first - 0.02) }' ||
 		fail "$optimizer: the loss does not fall"
 done
 experts fp8 "$tmp/fp8" '"max_steps": 20' '"save_steps": 0'
@@ -124,7 +104,7 @@ for how in none nf4; do
 	run lora-$how || { cat "$tmp/lora-$how.log"; fail "adapters, quantize $how"; }
 	[ -s "$tmp/lora-$how/adapter_model.safetensors" ] || fail "no adapter"
 done
-paste -d ' ' <(values lora-none) <(values lora-nf4) | awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > max) max = d; n++ }
+paste -d ' ' <(loss_values lora-none) <(loss_values lora-nf4) | awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > max) max = d; n++ }
 	END { printf "adapters over experts in 4 bits: largest difference of the losses %.4f of them\n", max; exit !(n == 20 && max > 0 && max < 0.02) }' || fail "nf4: other losses"
 sed "s|\"dir\": \"[^\"]*\"|\"dir\": \"$tmp/none\"|" "$tmp/base.json" >"$tmp/none.json"
 more none '"lora": {"rank": 4, "target": ["gate_proj"]}'

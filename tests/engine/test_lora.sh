@@ -3,25 +3,6 @@
 # Adapters (with dropout, noise on embeddings and smoothed targets; as DoRA and PiSSA) and freeze training: two ranks have the losses of one rank under each strategy, a resumed run and one with offload have its own
 # bitwise, what is frozen stays as it was, and a target that the model does not have is one line.
 . "$(dirname "$0")/worker.sh"
-more() { # NAME GROUPS: adds groups to the configuration
-	sed -i 's|"train": {|'"$2"', &|' "$tmp/$1.json"
-}
-pair() { # NAME
-	local r s=0 both=
-	mkdir -p "$tmp/meet-$1"
-	for r in 0 1; do
-		env -i PATH="$PATH" OMP_NUM_THREADS=1 RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r DTRAIN_ATTEMPT=1 DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
-			DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
-		both="$both $!"
-		pids="$pids $!"
-	done
-	for r in $both; do wait "$r" || s=1; done
-	return $s
-}
-near() { # A B
-	paste -d ' ' <(losses "$tmp/$1" | sed -E 's/.*"loss":([^,]*),.*/\1/') <(losses "$tmp/$2" | sed -E 's/.*"loss":([^,]*),.*/\1/') |
-		awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { exit !(n == 20 && max <= 1e-5) }'
-}
 lora='"lora": {"rank": 4, "alpha": 16, "modules_to_save": ["norm"], "plus_ratio": 4, "dropout": 0.1}'
 noise='"neftune_alpha": 5, "label_smoothing": 0.1'
 json one "$tmp/one" "$noise"', "max_steps": 20, "accumulation": 2' '"save_steps": 10'

@@ -46,3 +46,26 @@ losses() {
 }
 # The number of lines of metrics.jsonl that report a step.
 lines() { cat "$1/metrics.jsonl" 2>/dev/null | grep -c '"loss":'; }
+# more NAME GROUPS: adds groups to the configuration.
+more() {
+	sed -i 's|"train": {|'"$2"', &|' "$tmp/$1.json"
+}
+# pair NAME: runs two ranks on the first device, and returns 1 where one of them failed.
+pair() {
+	local r s=0 both=
+	mkdir -p "$tmp/meet-$1"
+	for r in 0 1; do
+		env -i PATH="$PATH" OMP_NUM_THREADS=1 RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r DTRAIN_DEVICE=0 DTRAIN_ATTEMPT=1 DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
+			DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
+		both="$both $!"
+		pids="$pids $!"
+	done
+	for r in $both; do wait "$r" || s=1; done
+	return $s
+}
+# loss_values NAME: one line for each step. near A B: whether the losses of 20 steps are equal to 1e-5.
+loss_values() { losses "$tmp/$1" | sed -E 's/.*"loss":([^,]*),.*/\1/'; }
+near() {
+	paste -d ' ' <(loss_values "$1") <(loss_values "$2") |
+		awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "'"$2"': largest difference of the losses %.1e\n", max; exit !(n == 20 && max <= 1e-5) }'
+}

@@ -18,7 +18,7 @@ static int check_experts(const json_t *o, const char *where, const struct family
 	if (dense && (!json_is_array(dense) || json_array_size(dense) > 0))
 		return error_set(
 		    err, -EINVAL,
-		    "%s: mlp_only_layers: layers without experts are not supported (expected an empty list)",
+		    "%s: mlp_only_layers: layers without experts are not supported; expected an empty list",
 		    where);
 	if ((r = config_int(o, "decoder_sparse_step", where, 0, INT32_MAX, 1, &step, err)) < 0 ||
 	    (r = config_number(o, "router_jitter_noise", where, 0, 1, 0, &noise, err)) < 0 ||

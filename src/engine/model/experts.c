@@ -43,11 +43,6 @@ static int64_t outputs_of(const struct model *m, enum parameter_role role)
 	return role == PARAMETER_GATE ? m->gate_up : m->c.hidden;
 }
 
-static int64_t inputs_of(const struct model *m, enum parameter_role role)
-{
-	return role == PARAMETER_GATE ? m->c.hidden : m->c.intermediate;
-}
-
 static void *row_of(const struct model *m, const void *rows, const struct expert *e, int64_t columns)
 {
 	return (char *)(uintptr_t)rows + (size_t)(e->first * columns) * m->size;
@@ -63,7 +58,7 @@ static const void *expert_weights(const struct model *m, const struct expert *e,
 static void expert_forward(struct model *m, const struct expert *e, int unit, enum parameter_role role,
                            void *y, const void *x, bool first)
 {
-	int64_t in = inputs_of(m, role), out = outputs_of(m, role);
+	int64_t in = linear_columns_in(m, role), out = outputs_of(m, role);
 	struct device_gemm g = {.transpose_b = true,
 	                        .m = e->rows,
 	                        .n = out,
@@ -88,7 +83,7 @@ static void expert_forward(struct model *m, const struct expert *e, int unit, en
 static void expert_input_gradient(struct model *m, const struct expert *e, int unit, enum parameter_role role,
                                   void *dx, const void *dy, bool first)
 {
-	int64_t in = inputs_of(m, role), out = outputs_of(m, role);
+	int64_t in = linear_columns_in(m, role), out = outputs_of(m, role);
 	struct device_gemm g = {.m = e->rows,
 	                        .n = in,
 	                        .k = out,
@@ -111,7 +106,7 @@ static void expert_input_gradient(struct model *m, const struct expert *e, int u
 static void expert_weight_gradient(struct model *m, const struct expert *e, int unit,
                                    enum parameter_role role, void *dy, const void *x, bool first)
 {
-	int64_t in = inputs_of(m, role), out = outputs_of(m, role);
+	int64_t in = linear_columns_in(m, role), out = outputs_of(m, role);
 	enum dtype type = model_matrix_gradient_type(m, unit, role);
 	char *dw = (char *)gradient(m, unit, role) +
 	           (size_t)(e->number * role_distance(&m->c, role)) * dtype_size(type);
@@ -143,8 +138,7 @@ static int find_places(struct model *m, struct model_routing *r, int64_t tokens,
 
 	device_route(m->dev, &router, r->expert, r->weight, r->logits);
 	device_expert_places(m->dev, &router, m->expert_starts, r->row, r->place, r->expert);
-	return device_read(m->dev, r->starts, m->expert_starts,
-	                   (2 * (size_t)m->c.experts + 1) * sizeof(int32_t), err);
+	return device_read(m->dev, r->starts, m->expert_starts, model_starts(m) * sizeof(int32_t), err);
 }
 
 static int64_t places_of(const struct model *m, const struct model_routing *r)
@@ -199,9 +193,9 @@ int model_experts_balance(struct model *m, int64_t tokens, int64_t counted, stru
 		double share = 0;
 
 		for (int l = 0; l < m->c.layers; l++) {
-			const int32_t *starts = m->host_starts + (size_t)l * (2 * (size_t)m->c.experts + 1);
+			const int32_t *counts = m->layer[l].routing.starts + m->c.experts + 1;
 
-			share += starts[m->c.experts + 1 + e] / rows;
+			share += counts[e] / rows;
 		}
 		balance[e] = (float)(m->o.router_loss * m->c.experts * share * (double)counted / rows);
 	}

@@ -28,6 +28,7 @@ void model_experts_size(struct model *m)
 {
 	struct device_router r;
 
+	m->places = m->o.max_tokens;
 	if (!m->c.experts)
 		return;
 	/* Texts are generated one token at a time, and rows without one would take most of the time. */
@@ -41,8 +42,8 @@ void model_experts_place(struct model *m, struct arena *a)
 	size_t tokens = (size_t)m->o.max_tokens, places = (size_t)m->places;
 
 	m->spread = arena_take(a, BUFFER_SCRATCH, places * (size_t)m->c.hidden * m->size, "rows of experts");
-	m->expert_starts = arena_take(a, BUFFER_SCRATCH, (2 * (size_t)m->c.experts + 1) * sizeof(int32_t),
-	                              "first rows of experts");
+	m->expert_starts =
+	    arena_take(a, BUFFER_SCRATCH, model_starts(m) * sizeof(int32_t), "first rows of experts");
 	if (!m->o.training)
 		return;
 	m->d_weights = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)m->c.chosen_experts * sizeof(float),

@@ -110,9 +110,8 @@ struct model {
 	size_t size;                       /* of an element of o.type */
 	int64_t q, kv, qkv, wide, gate_up; /* columns */
 	int64_t logits_rows;
-	/* Of experts: device_router's, and the places of the largest batch, or 0. */
-	int multiple;
-	int64_t places;
+	int multiple;   /* of experts: device_router's */
+	int64_t places; /* rows of the MLP: those of the largest batch, or of experts, its places */
 	struct {
 		char *w, *g;
 	} * unit;
@@ -179,6 +178,12 @@ struct model {
 	bool by_rows;  /* each of the rows in work is a token of another sequence */
 	float *decode_logits;
 };
+
+/* Numbers of a layer in host_starts. */
+static inline size_t model_starts(const struct model *m)
+{
+	return 2 * (size_t)m->c.experts + 1;
+}
 
 /* The batch being worked on. */
 struct model_pass {

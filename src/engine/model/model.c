@@ -67,7 +67,7 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 		                       sizeof(*m->fp8.weight));
 		m->fp8.amax = calloc((size_t)model_operands(c), sizeof(*m->fp8.amax));
 	}
-	m->host_starts = calloc((size_t)c->layers * (2 * (size_t)c->experts + 1), sizeof(*m->host_starts));
+	m->host_starts = calloc((size_t)c->layers * model_starts(m), sizeof(*m->host_starts));
 	m->past = calloc((size_t)m->o.cache_sequences, sizeof(*m->past));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
@@ -108,12 +108,6 @@ int model_kept_outputs(const struct model *m)
 	return m->o.training ? MAX(m->c.layers - first, 0) : 0;
 }
 
-/* Of its activation's input and output. */
-static int64_t rows_of_mlp(const struct model *m)
-{
-	return m->c.experts ? m->places : m->o.max_tokens;
-}
-
 static float *take_statistics(struct model *m, struct arena *a, const char *name, int layer)
 {
 	size_t rows = (size_t)m->o.max_tokens * (m->c.layer_norm ? 2 : 1);
@@ -144,9 +138,9 @@ static void take_outputs(struct model *m, struct arena *a, int layer)
 			                            "layer %d %s", layer, norms[i].name);
 	}
 	if (model_layout_reads_input(m->layout, layer + 1, PARAMETER_DOWN))
-		act->active = arena_take(a, BUFFER_ACTIVATIONS,
-		                         (size_t)rows_of_mlp(m) * m->size * (size_t)m->c.intermediate,
-		                         "layer %d mlp activation", layer);
+		act->active =
+		    arena_take(a, BUFFER_ACTIVATIONS, (size_t)m->places * m->size * (size_t)m->c.intermediate,
+		               "layer %d mlp activation", layer);
 }
 
 static void take_activations(struct model *m, struct arena *a)
@@ -167,7 +161,7 @@ static void take_activations(struct model *m, struct arena *a)
 		act->input_end = a->used;
 		if (l == m->c.layers)
 			break;
-		act->routing.starts = m->host_starts + (size_t)l * (2 * (size_t)m->c.experts + 1);
+		act->routing.starts = m->host_starts + (size_t)l * model_starts(m);
 		if (l > 0 && shares) {
 			struct model_activations own = *act;
 
@@ -195,7 +189,7 @@ static void take_activations(struct model *m, struct arena *a)
 			model_experts_activations(m, a, l);
 		act->gate_up = l > 0 && again ? m->layer[0].gate_up
 		                              : arena_take(a, BUFFER_ACTIVATIONS,
-		                                           (size_t)(rows_of_mlp(m) * m->gate_up) * m->size,
+		                                           (size_t)(m->places * m->gate_up) * m->size,
 		                                           "layer %d gate_up", l);
 		if (l >= m->c.layers - model_kept_outputs(m))
 			take_outputs(m, a, l);
@@ -272,10 +266,9 @@ void model_place_buffers(struct model *m, struct arena *a)
 	size_t table = (size_t)m->o.max_sequence * (size_t)(m->c.rotary_dim / 2) * 4;
 
 	m->h = arena_take(a, BUFFER_SCRATCH, row * hidden, "norm output");
-	m->y =
-	    arena_take(a, BUFFER_SCRATCH,
-	               (size_t)MAX(m->o.max_tokens * m->wide, rows_of_mlp(m) * m->c.intermediate) * m->size,
-	               "mlp output");
+	m->y = arena_take(a, BUFFER_SCRATCH,
+	                  (size_t)MAX(m->o.max_tokens * m->wide, m->places * m->c.intermediate) * m->size,
+	                  "mlp output");
 	m->rstd = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)(m->c.heads + m->c.kv_heads) * 4,
 	                     "norm statistics");
 	if (m->c.qk_norm)

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "base/cleanup.h"
+#include "engine/model/roles.h"
 
 double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product kind, double m, double n,
                  double k, double c_bytes, bool add)
@@ -178,9 +179,9 @@ struct trained {
 /* Elements that a token is multiplied with: of experts', those of the chosen ones. */
 static double computed(const struct model_parameter *p, const struct model_config *c)
 {
-	bool expert = p->role == PARAMETER_GATE || p->role == PARAMETER_UP || p->role == PARAMETER_DOWN;
+	double share = role_of_experts(c, p->role) ? (double)c->chosen_experts / c->experts : 1;
 
-	return (double)p->count * (c->experts && expert ? (double)c->chosen_experts / c->experts : 1);
+	return (double)p->count * share;
 }
 
 static struct trained count_trained(const struct model_layout *l, const struct model_config *c)
