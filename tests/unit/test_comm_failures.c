@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "comm_stage.h"
@@ -427,6 +428,43 @@ START_TEST(a_missing_rank_is_named)
 }
 END_TEST
 
+static void rank_meets(struct stage *s, int rank)
+{
+	comm_destroy(join_stage(s, rank));
+}
+
+static double processor_seconds(void)
+{
+	struct rusage u;
+
+	getrusage(RUSAGE_SELF, &u);
+	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+	       (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) * 1e-6;
+}
+
+/* Its address is there, and refuses connections. */
+START_TEST(a_rank_that_has_ended_is_tried_with_pauses)
+{
+	struct stage *s = stage_open(2, 2);
+	struct kv_store store = kv_store_in(s->directory);
+	struct comm_options options = {
+	    .rank = 1, .world_size = 2, .timeout_s = 2, .store = &store, .group = s->group, .node = "odd"};
+	struct error err = ERROR_INIT;
+	pid_t pids[RANKS_MAX];
+	struct comm *comm;
+	double before;
+
+	use_transport(0);
+	spawn_all(s, rank_meets, pids);
+	expect_all(s, pids, -1);
+	before = processor_seconds();
+	ck_fails(comm_create(NULL, &options, &comm, &err), &err, "no connection to rank 0");
+	ck_assert_double_lt(processor_seconds() - before, 1);
+	close(s->gate[1]);
+	stage_close(s);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("comm failures");
@@ -442,6 +480,7 @@ int main(void)
 	tcase_add_test(failures, a_rank_that_left);
 	tcase_add_loop_test(failures, abort_from_another_thread, 0, 2);
 	tcase_add_test(failures, a_missing_rank_is_named);
+	tcase_add_test(failures, a_rank_that_has_ended_is_tried_with_pauses);
 	tcase_add_loop_test(failures, a_death_fails_the_family, 0, 3);
 	tcase_add_test(failures, an_abort_ends_the_family);
 	tcase_add_test(failures, a_death_during_a_split);

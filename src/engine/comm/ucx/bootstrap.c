@@ -47,6 +47,8 @@
 #define UNPROVEN_MAX 64
 /* The seconds after which an unproven connection is closed, or the next address of a rank is tried. */
 #define CONNECTION_TIMEOUT 3.0
+/* The seconds before a rank that has refused a connection at each of its addresses is tried again. */
+#define RETRY_PAUSE 0.1
 
 struct rank_address {
 	uint32_t magic, rank, world_size, address_count;
@@ -399,6 +401,14 @@ static void connect_next(const struct bootstrap *m, struct connection *conn)
 	}
 }
 
+/* Whether each address of the rank has been tried as often as the others. */
+static bool has_tried_all(const struct bootstrap *m, const struct connection *conn)
+{
+	int count = m->ranks[conn->rank].address_count + m->peers[conn->rank].same_host;
+
+	return count > 0 && conn->attempt % count == 0;
+}
+
 static void connection_end(struct bootstrap *m, int i)
 {
 	if (m->connections[i].fd >= 0)
@@ -558,9 +568,15 @@ static int connect_all(struct bootstrap *m, struct error *err)
 
 			if (conn->fd >= 0 && fds[i].revents)
 				keep = connection_read(m, i);
-			else if (clock_monotonic() - conn->since > (conn->fd >= 0 ? CONNECTION_TIMEOUT : 0.1))
+			else if (clock_monotonic() - conn->since >
+			         (conn->fd >= 0 ? CONNECTION_TIMEOUT : RETRY_PAUSE))
 				keep = false;
-			if (!keep && conn->rank >= 0)
+			if (!keep && conn->fd >= 0 && conn->rank >= 0 && has_tried_all(m, conn) &&
+			    clock_monotonic() - conn->since < RETRY_PAUSE) {
+				/* Nobody listens, as after the rank's death: not again at once. */
+				close(conn->fd);
+				conn->fd = -1;
+			} else if (!keep && conn->rank >= 0)
 				connect_next(m, conn);
 			else if (!keep)
 				connection_end(m, i);
