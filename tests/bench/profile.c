@@ -415,6 +415,12 @@ OPERATION(variant_cross_entropy,
            float *loss, bool backward),
           (dev, d, logits, type, targets, rows, vocab, scale, row_scale, loss, backward), 0,
           (backward ? 3.0 : 1.0) * (double)rows * (double)vocab * size_of(type), "variant cross-entropy")
+OPERATION(distillation,
+          (struct device * dev, const struct device_distillation *d, void *logits, enum dtype type,
+           const int32_t *targets, int64_t rows, int64_t vocab, float scale, float *loss),
+          (dev, d, logits, type, targets, rows, vocab, scale, loss), 0,
+          (double)rows *(3.0 * (double)vocab + 2.0 * (double)d->teacher_vocab) * size_of(type),
+          "distillation")
 OPERATION(cross_entropy,
           (struct device * dev, void *logits, enum dtype type, const int32_t *targets, int64_t rows,
            int64_t vocab, float scale, const float *row_scale, float *loss, bool backward),

@@ -771,6 +771,52 @@ void device_variant_cross_entropy(struct device *dev, const struct device_loss *
 	}
 }
 
+static double soft_cap(double x, double cap)
+{
+	return cap > 0 ? cap * tanh(x / cap) : x;
+}
+
+void device_distillation(struct device *dev, const struct device_distillation *d, void *logits,
+                         enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab, float scale,
+                         float *loss)
+{
+	int64_t both = vocab < d->teacher_vocab ? vocab : d->teacher_vocab;
+	double temperature = d->temperature, weight = d->weight;
+
+	for (int64_t r = 0; r < rows; r++) {
+		float *x = (float *)logits + r * vocab;
+		const float *t = (const float *)d->teacher + r * d->teacher_vocab;
+		double all = 0, student = 0, teacher = 0, divergence = 0;
+
+		for (int64_t i = 0; i < vocab; i++)
+			all += exp(soft_cap(x[i], d->cap));
+		for (int64_t i = 0; i < both; i++) {
+			student += exp(soft_cap(x[i], d->cap) / temperature);
+			teacher += exp(soft_cap(t[i], d->teacher_cap) / temperature);
+		}
+		for (int64_t i = 0; i < both; i++) {
+			double q = soft_cap(x[i], d->cap) / temperature - log(student);
+			double p = soft_cap(t[i], d->teacher_cap) / temperature - log(teacher);
+
+			divergence += exp(p) * (p - q);
+		}
+		loss[r] = targets[r] < 0
+		              ? 0
+		              : (float)((1 - weight) * (log(all) - soft_cap(x[targets[r]], d->cap)) +
+		                        weight * temperature * temperature * divergence);
+		for (int64_t i = 0; i < vocab; i++) {
+			double y = soft_cap(x[i], d->cap), h = d->cap > 0 ? tanh(x[i] / (double)d->cap) : 0;
+			double g = (1 - weight) * (exp(y) / all - (i == targets[r]));
+
+			if (i < both)
+				g += weight * temperature *
+				     (exp(y / temperature) / student -
+				      exp(soft_cap(t[i], d->teacher_cap) / temperature) / teacher);
+			x[i] = targets[r] < 0 ? 0 : (float)(g * (1 - h * h) * scale);
+		}
+	}
+}
+
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
                           int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss,
                           bool backward)

@@ -137,6 +137,259 @@ START_TEST(variants_of_cross_entropy)
 }
 END_TEST
 
+static double soft_cap(double x, double cap)
+{
+	return cap > 0 ? cap * tanh(x / cap) : x;
+}
+
+static double log_sum_exp(const double *x, int64_t n, double cap, double temperature)
+{
+	double max = -INFINITY, sum = 0;
+
+	for (int64_t i = 0; i < n; i++)
+		max = fmax(max, soft_cap(x[i], cap) / temperature);
+	for (int64_t i = 0; i < n; i++)
+		sum += exp(soft_cap(x[i], cap) / temperature - max);
+	return max + log(sum);
+}
+
+/* The loss of a row of logits in float64, and where g is not NULL, its gradient. */
+static double distillation_loss(const struct device_distillation *d, const double *x, const double *t,
+                                int32_t target, int64_t vocab, double *g)
+{
+	int64_t both = vocab < d->teacher_vocab ? vocab : d->teacher_vocab;
+	double temperature = d->temperature, weight = d->weight, divergence = 0;
+	double all = log_sum_exp(x, vocab, d->cap, 1), student = log_sum_exp(x, both, d->cap, temperature),
+	       teacher = log_sum_exp(t, both, d->teacher_cap, temperature);
+	bool counts = target >= 0 && target < vocab;
+
+	for (int64_t i = 0; i < vocab; i++) {
+		double y = soft_cap(x[i], d->cap), h = d->cap > 0 ? tanh(x[i] / d->cap) : 0;
+		double slope = (1 - weight) * (exp(y - all) - (i == target));
+
+		if (i < both) {
+			double q = y / temperature - student;
+			double p = soft_cap(t[i], d->teacher_cap) / temperature - teacher;
+
+			divergence += exp(p) > 0 ? exp(p) * (p - q) : 0;
+			slope += weight * temperature * (exp(q) - exp(p));
+		}
+		if (g)
+			g[i] = counts ? slope * (1 - h * h) : 0;
+	}
+	return counts ? (1 - weight) * (all - soft_cap(x[target], d->cap)) +
+	                    weight * temperature * temperature * divergence
+	              : 0;
+}
+
+/* Checks device_distillation with the logits x and the teacher's t, of `type`. */
+static void check_distillation(struct device_distillation d, double *x, double *t, const int32_t *targets,
+                               int64_t rows, int64_t vocab)
+{
+	double *loss = calloc((size_t)rows, sizeof(*loss)), scale = 0.125;
+	double *g = malloc((size_t)(rows * vocab) * sizeof(*g)), tolerance = fmax(test_tolerance(type), 1e-5),
+	       *after;
+	void *bx = test_buffer(dev, x, rows * vocab, type),
+	     *bt = test_buffer(dev, t, rows * d.teacher_vocab, type);
+	float *bl = test_buffer(dev, loss, rows, DTYPE_F32);
+	int32_t *btargets = test_put(dev, targets, (size_t)rows * sizeof(*targets));
+
+	d.teacher = bt;
+	device_distillation(dev, &d, bx, type, btargets, rows, vocab, (float)scale, bl);
+	for (int64_t r = 0; r < rows; r++) {
+		loss[r] = distillation_loss(&d, x + r * vocab, t + r * d.teacher_vocab, targets[r], vocab,
+		                            g + r * vocab);
+		for (int64_t i = 0; i < vocab; i++)
+			g[r * vocab + i] *= scale;
+	}
+	/* The square of the temperature multiplies the errors of the divergence. */
+	test_close(dev, "distillation loss", bl, loss, rows, DTYPE_F32, 2e-6,
+	           1 + (double)(d.weight * d.temperature * d.temperature) / 4);
+	/* The rounding errors are those of the probabilities, and with a cap those of 1 - h², however small
+	 * the difference of the former or the latter is. */
+	test_close(dev, "distillation d_logits", bx, g, rows * vocab, type, tolerance, 2e-8 / tolerance);
+	after = test_fetch_values(dev, bt, rows * d.teacher_vocab, type);
+	ck_assert_mem_eq(after, t, (size_t)(rows * d.teacher_vocab) * sizeof(*t));
+	test_guard(dev, "the teacher's logits", bt, (size_t)(rows * d.teacher_vocab) * dtype_size(type));
+	device_free(dev, bx);
+	device_free(dev, bt);
+	device_free(dev, bl);
+	device_free(dev, btargets);
+	free(loss);
+	free(g);
+	free(after);
+}
+
+static int32_t *distillation_targets(int64_t rows, int64_t vocab)
+{
+	int32_t *targets = malloc((size_t)rows * sizeof(*targets));
+
+	for (int64_t r = 0; r < rows; r++)
+		targets[r] = (int32_t)(r % 5 == 3   ? -100
+		                       : r % 5 == 4 ? vocab
+		                       : r % 5 == 2 ? vocab - 1
+		                                    : r * 13 % vocab);
+	return targets;
+}
+
+START_TEST(distillation)
+{
+	static const int64_t shapes[][3] = {{1, 1, 1},     {5, 17, 17},      {5, 65, 50},    {5, 37, 64},
+	                                    {5, 530, 515}, {10, 3001, 2990}, {3, 2500, 3001}};
+	static const float caps[][2] = {{0, 0}, {3, 0}, {0, 5}, {3, 5}}, weights[] = {0, 0.5f, 1},
+	                   temperatures[] = {1, 0.7f, 2, 4};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
+	{
+		int64_t rows = shapes[s][0], vocab = shapes[s][1], teacher_vocab = shapes[s][2];
+		int32_t *targets = distillation_targets(rows, vocab);
+
+		/* Of the long rows, some of the combinations. */
+		for (size_t c = 0; c < 48; c += vocab < 100 ? 1 : vocab < 1000 ? 5 : 7) {
+			double *x = test_values(rows * vocab, 1), *t = test_values(rows * teacher_vocab, 2);
+			struct device_distillation d = {.teacher_vocab = teacher_vocab,
+			                                .weight = weights[c % 3],
+			                                .temperature = temperatures[c / 3 % 4],
+			                                .cap = caps[c / 12][0],
+			                                .teacher_cap = caps[c / 12][1]};
+
+			for (int64_t i = 0; i < rows * vocab; i++)
+				x[i] *= 4;
+			for (int64_t i = 0; i < rows * teacher_vocab; i++)
+				t[i] *= 4;
+			check_distillation(d, x, t, targets, rows, vocab);
+			free(x);
+			free(t);
+		}
+		free(targets);
+	}
+}
+END_TEST
+
+/* Logits whose exponentials are beyond fp32, and ids that are excluded by a logit of -infinity. */
+START_TEST(distillation_of_large_logits)
+{
+	enum { ROWS = 5, VOCAB = 70, TEACHER_VOCAB = 66 };
+	static const struct device_distillation cases[] = {
+	    {.temperature = 0.7f, .weight = 0.5f},
+	    {.temperature = 4, .weight = 1},
+	    {.temperature = 1, .weight = 0},
+	    {.temperature = 2, .weight = 0.5f, .cap = 30},
+	    {.temperature = 2, .weight = 0.5f, .cap = 30, .teacher_cap = 50}};
+
+	FOR_ALL for (size_t c = 0; c < COUNT(cases) * 3; c++)
+	{
+		struct device_distillation d = cases[c / 3];
+		double *x = test_values(ROWS * VOCAB, 1), *t = test_values(ROWS * TEACHER_VOCAB, 2);
+		int32_t *targets = distillation_targets(ROWS, VOCAB);
+
+		d.teacher_vocab = TEACHER_VOCAB;
+		for (int i = 0; i < ROWS * VOCAB; i++)
+			x[i] = c % 3 == 2 ? x[i] - 1e4 : copysign(1e4, x[i]) + x[i];
+		for (int i = 0; i < ROWS * TEACHER_VOCAB; i++)
+			t[i] = c % 3 == 2 ? t[i] + 1e4 : copysign(1e4, t[i]) + t[i];
+		/* All of the logits that both models have are far below those that only one of them has. */
+		for (int r = 0; r < ROWS && c % 3 == 2; r++)
+			for (int i = TEACHER_VOCAB; i < VOCAB; i++)
+				x[r * VOCAB + i] += 2e4;
+		for (int r = 0; r < ROWS && c % 3 == 1; r++)
+			for (int i = 21; i < 55; i++)
+				x[r * VOCAB + i] = t[r * TEACHER_VOCAB + i] = (double)-INFINITY;
+		check_distillation(d, x, t, targets, ROWS, VOCAB);
+		free(x);
+		free(t);
+		free(targets);
+	}
+}
+END_TEST
+
+/* The gradient is the slope of the loss. */
+START_TEST(distillation_differences)
+{
+	enum { VOCAB = 23, TEACHER_VOCAB = 19 };
+	static const int32_t targets[] = {7, 21}; /* one of them without a logit of the teacher's */
+
+	threads = 1;
+	setup();
+	for (size_t k = 0; k < 8; k++) {
+		double *x = test_values(VOCAB, 3), *t = test_values(TEACHER_VOCAB, 4), *g;
+		struct device_distillation d = {.teacher_vocab = TEACHER_VOCAB,
+		                                .weight = 0.25f,
+		                                .temperature = k & 2 ? 2.5f : 0.5f,
+		                                .cap = k & 4 ? 2 : 0,
+		                                .teacher_cap = k & 4 ? 1.5f : 0};
+		void *bx = test_buffer(dev, x, VOCAB, DTYPE_F32),
+		     *bt = test_buffer(dev, t, TEACHER_VOCAB, DTYPE_F32);
+		int32_t *btarget = test_put(dev, &targets[k & 1], sizeof(targets[0]));
+		float *bl = test_put(dev, &(float){0}, sizeof(*bl));
+
+		d.teacher = bt;
+		device_distillation(dev, &d, bx, DTYPE_F32, btarget, 1, VOCAB, 1, bl);
+		g = test_fetch_values(dev, bx, VOCAB, DTYPE_F32);
+		for (int i = 0; i < VOCAB; i++) {
+			double step = 1e-5, old = x[i], above, below;
+
+			x[i] = old + step;
+			above = distillation_loss(&d, x, t, targets[k & 1], VOCAB, NULL);
+			x[i] = old - step;
+			below = distillation_loss(&d, x, t, targets[k & 1], VOCAB, NULL);
+			x[i] = old;
+			ck_assert_double_eq_tol(g[i], (above - below) / (2 * step), 1e-6);
+		}
+		device_free(dev, bx);
+		device_free(dev, bt);
+		device_free(dev, btarget);
+		device_free(dev, bl);
+		free(x);
+		free(t);
+		free(g);
+	}
+	teardown();
+}
+END_TEST
+
+/* With weight 0 the loss is cross-entropy. */
+START_TEST(distillation_without_teacher)
+{
+	enum { ROWS = 5, VOCAB = 301, TEACHER_VOCAB = 299 };
+
+	FOR_ALL
+	{
+		double *x = test_values(ROWS * VOCAB, 1), *t = test_values(ROWS * TEACHER_VOCAB, 2), *loss,
+		       *g;
+		int32_t *targets = distillation_targets(ROWS, VOCAB);
+		int32_t *btargets = test_put(dev, targets, ROWS * sizeof(*targets));
+		void *bx = test_buffer(dev, x, ROWS * VOCAB, type),
+		     *bx2 = test_buffer(dev, x, ROWS * VOCAB, type),
+		     *bt = test_buffer(dev, t, ROWS * TEACHER_VOCAB, type);
+		float *bl = test_put(dev, (float[ROWS]){0}, ROWS * sizeof(*bl)),
+		      *bl2 = test_put(dev, (float[ROWS]){0}, ROWS * sizeof(*bl));
+		struct device_distillation d = {
+		    .teacher = bt, .teacher_vocab = TEACHER_VOCAB, .temperature = 2};
+
+		device_distillation(dev, &d, bx, type, btargets, ROWS, VOCAB, 0.5f, bl);
+		device_cross_entropy(dev, bx2, type, btargets, ROWS, VOCAB, 0.5f, NULL, bl2, true);
+		loss = test_fetch_values(dev, bl2, ROWS, DTYPE_F32);
+		g = test_fetch_values(dev, bx2, ROWS * VOCAB, type);
+		ck_assert_double_gt(loss[0], 0);
+		test_close(dev, "loss of weight 0", bl, loss, ROWS, DTYPE_F32, 2e-6, 1);
+		test_close(dev, "d_logits of weight 0", bx, g, ROWS * VOCAB, type,
+		           fmax(test_tolerance(type), 1e-5), 1e-5);
+		device_free(dev, bx);
+		device_free(dev, bx2);
+		device_free(dev, bt);
+		device_free(dev, bl);
+		device_free(dev, bl2);
+		device_free(dev, btargets);
+		free(x);
+		free(t);
+		free(g);
+		free(loss);
+		free(targets);
+	}
+}
+END_TEST
+
 START_TEST(not_a_number_survives)
 {
 	double x[40] = {0}, g[40] = {0};
@@ -336,6 +589,10 @@ TCase *test_device_loss(void)
 	tcase_set_tags(tc, "small"); /* compute-sanitizer runs these */
 	tcase_add_test(tc, cross_entropy);
 	tcase_add_test(tc, variants_of_cross_entropy);
+	tcase_add_test(tc, distillation);
+	tcase_add_test(tc, distillation_of_large_logits);
+	tcase_add_test(tc, distillation_differences);
+	tcase_add_test(tc, distillation_without_teacher);
 	tcase_add_test(tc, not_a_number_survives);
 	tcase_add_test(tc, adamw);
 	tcase_add_test(tc, loss_scale);

@@ -331,7 +331,8 @@ struct device_attention {
 	const int32_t *host_starts;     /* the same on the host */
 	int64_t ld_q, ld_k, ld_v, ld_o; /* row strides; q, k, v usually lie in one fused buffer */
 	enum dtype type;
-	float *amax; /* of o, of device_attention_forward; NULL: not wanted */
+	bool portable; /* without Hopper's kernel, which has been checked for other shapes */
+	float *amax;   /* of o, of device_attention_forward; NULL: not wanted */
 	/* Of device_attention_backward: q and k have been rotated by device_rope, which has these four, too.
 	 * rotary_dim 0: they have not. */
 	int rotary_dim;
@@ -517,6 +518,20 @@ struct device_loss {
 void device_variant_cross_entropy(struct device *dev, const struct device_loss *d, void *logits,
                                   enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab,
                                   float scale, const float *row_scale, float *loss, bool backward);
+/* Knowledge distillation (Hinton et al. 2015), with the gradient. x: a row of logits, t: the row of a
+ * teacher's; each id of which either has none is left out of the second term:
+ * loss[row] = (1 - weight) · -log softmax(x)[target] + weight · temperature² · KL(softmax(t / temperature) ‖
+ * softmax(x / temperature)), and 0 where target < 0. The gradient of sum(loss) · scale replaces the logits;
+ * the teacher's stay as they are. */
+struct device_distillation {
+	const void *teacher; /* [rows, teacher_vocab] of the type of the logits */
+	int64_t teacher_vocab;
+	float weight, temperature;
+	float cap, teacher_cap; /* as device_loss.cap, of the logits and of the teacher's */
+};
+void device_distillation(struct device *dev, const struct device_distillation *d, void *logits,
+                         enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab, float scale,
+                         float *loss);
 /* Greedy choice: id[row] = argmax (the lowest id among equals). */
 void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,
                    int64_t vocab);

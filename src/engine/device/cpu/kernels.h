@@ -74,6 +74,9 @@
 	X(variant_cross_entropy, (struct device * dev, const struct device_loss *d, void *logits,            \
 	                          enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab,      \
 	                          float scale, const float *row_scale, float *loss, bool backward))          \
+	X(distillation,                                                                                      \
+	  (struct device * dev, const struct device_distillation *d, void *logits, enum dtype type,          \
+	   const int32_t *targets, int64_t rows, int64_t vocab, float scale, float *loss))                   \
 	X(cross_entropy,                                                                                     \
 	  (struct device * dev, void *logits, enum dtype type, const int32_t *targets, int64_t rows,         \
 	   int64_t vocab, float scale, const float *row_scale, float *loss, bool backward))                  \

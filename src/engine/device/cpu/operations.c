@@ -257,6 +257,13 @@ void device_variant_cross_entropy(struct device *dev, const struct device_loss *
 	                                    loss, backward);
 }
 
+void device_distillation(struct device *dev, const struct device_distillation *d, void *logits,
+                         enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab, float scale,
+                         float *loss)
+{
+	dev->kernels->distillation(dev, d, logits, type, targets, rows, vocab, scale, loss);
+}
+
 void device_cross_entropy(struct device *dev, void *logits, enum dtype type, const int32_t *targets,
                           int64_t rows, int64_t vocab, float scale, const float *row_scale, float *loss,
                           bool backward)

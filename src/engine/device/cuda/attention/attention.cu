@@ -86,7 +86,7 @@ extern "C" void device_attention_forward(struct device *dev, const struct device
 		                 a->ld_o);
 		return;
 	}
-	if (others && dev->attention_hopper[DEVICE_ATTENTION_FORWARD] &&
+	if (others && !a->portable && dev->attention_hopper[DEVICE_ATTENTION_FORWARD] &&
 	    attention_forward_hopper(dev, s, a->type, o, lse, a->tokens, q, k, v))
 		return;
 	if (!in_tiles || !attention_forward_tiles(dev, s, a->type, o, lse, a->tokens, q, k, v))
