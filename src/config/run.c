@@ -206,6 +206,14 @@ static const struct key run_key_list[] = {
     {"preference", "reference", KEY_STRING, F(preference.reference), NULL, 0, 0, NULL,
      "of dpo and kto: Hugging Face directory of the reference model; default: the weights at the start"},
 
+    {"distillation", "teacher", KEY_STRING, F(distillation.teacher), NULL, 0, 0, NULL,
+     "Hugging Face directory of a model with the same tokenizer, from whose probabilities the run learns, "
+     "too"},
+    {"distillation", "weight", KEY_NUMBER, F(distillation.weight), "0.5", 0, 1, NULL,
+     "of the teacher's part of the loss; the rest is cross-entropy's"},
+    {"distillation", "temperature", KEY_NUMBER, F(distillation.temperature), "1.5", 0.01, 1000, NULL,
+     "by which the logits of both are divided, in the teacher's part of the loss"},
+
     {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "auto", 0, 0,
      "ddp|zero1|zero2|zero3|hybrid|auto",
      "what of the model each rank holds; auto: the fastest that fits into memory"},
@@ -506,7 +514,8 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
  * its parts. */
 static bool is_for_training(const struct key *key)
 {
-	static const char *const sections[] = {"data", "train", "lora", "preference", "generate"};
+	static const char *const sections[] = {"data",       "train",        "lora",
+	                                       "preference", "distillation", "generate"};
 
 	for (size_t i = 0; key->section && i < ARRAY_SIZE(sections); i++)
 		if (str_eq(key->section, sections[i]))

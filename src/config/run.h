@@ -122,6 +122,12 @@ struct run_config {
 	} preference;
 
 	struct {
+		char *teacher; /* Hugging Face directory; NULL: the run has none */
+		double weight; /* of the teacher's part of the loss */
+		double temperature;
+	} distillation;
+
+	struct {
 		char *strategy; /* ddp zero1 zero2 zero3 hybrid auto */
 		char *trial;    /* auto always never: with strategy auto, steps of those that are as fast */
 		int64_t shard_degree; /* hybrid: ranks that share one copy of the model; 0: those of a node */

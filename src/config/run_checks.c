@@ -327,6 +327,34 @@ static int check_preference(const struct run_config *c, const char *where, struc
 	return 0;
 }
 
+static int check_distillation(const struct run_config *c, const char *where, struct error *err)
+{
+	const struct {
+		bool wrong;
+		const char *key, *words;
+	} checks[] = {
+	    {!c->distillation.teacher && c->distillation.weight != 0.5, "distillation.weight",
+	     "has no effect without distillation.teacher; leave it out"},
+	    {!c->distillation.teacher && c->distillation.temperature != 1.5, "distillation.temperature",
+	     "has no effect without distillation.teacher; leave it out"},
+	    {c->distillation.teacher && run_task_prefers(c->task), "distillation.teacher",
+	     "is for the tasks pretrain and sft; leave it out"},
+	    {c->distillation.teacher && c->distillation.weight <= 0, "distillation.weight",
+	     "of 0 learns nothing from the teacher; expected a number above 0, or no distillation.teacher"},
+	    {c->distillation.teacher && !*c->distillation.teacher, "distillation.teacher",
+	     "is empty; name the directory of a model, or leave it out"},
+	    {c->distillation.teacher && !str_eq(c->train.loss, "cross_entropy"), "train.loss",
+	     "has no effect with distillation.teacher; leave it out"},
+	    {c->distillation.teacher && c->train.label_smoothing > 0, "train.label_smoothing",
+	     "has no effect with distillation.teacher; leave it out"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
+		if (checks[i].wrong)
+			return error_set(err, -EINVAL, "%s: %s: %s", where, checks[i].key, checks[i].words);
+	return 0;
+}
+
 static int check_training(const struct run_config *c, const char *where, struct error *err)
 {
 	if (!c->model.path == !c->model.init)
@@ -386,7 +414,8 @@ static int check_training(const struct run_config *c, const char *where, struct 
 	if (c->train.epochs <= 0 && c->train.max_steps == 0)
 		return error_set(err, -EINVAL,
 		                 "%s: train.epochs: 0 epochs and no train.max_steps: nothing to do", where);
-	if (check_preference(c, where, err) < 0 || check_range(c, where, err) < 0)
+	if (check_preference(c, where, err) < 0 || check_distillation(c, where, err) < 0 ||
+	    check_range(c, where, err) < 0)
 		return -EINVAL;
 	return check_parallel(c, where, err);
 }

@@ -215,6 +215,55 @@ static void check_reference(struct check *k)
 		print_good(k, "reference", "%s", path);
 }
 
+/* Whether an id means the same to the teacher; it may be without a tokenizer. */
+static int compare_tokenizers(struct check *k, struct tokenizer *tok, const struct model_config *teacher,
+                              struct error *err)
+{
+	const char *path = k->c->distillation.teacher;
+	_cleanup_free_ char *own = run_config_tokenizer(k->c);
+	_cleanup_(tokenizer_freep) struct tokenizer *other = NULL;
+	struct error ignored = ERROR_INIT;
+	int32_t added;
+	int r;
+
+	if (!own)
+		return error_oom(err);
+	if ((r = tokenizer_limit(tok, own, teacher->vocab, err)) < 0 ||
+	    tokenizer_load(path, &other, &ignored) < 0)
+		return r;
+	r = tokenizer_compare(tok, other, &added, err);
+	if (r == 0 && added >= 0)
+		print_good(k, "warning", "the added token %d is \"%s\" in %s, and \"%s\" in %s", added,
+		           tokenizer_id_to_token(other, added), path, tokenizer_id_to_token(tok, added), own);
+	return r;
+}
+
+/* A model of any shape, with its weights. */
+static void check_teacher(struct check *k, struct tokenizer *tok)
+{
+	const char *path = k->c->distillation.teacher;
+	struct train_options o;
+	struct model_config model;
+	struct error err = ERROR_INIT;
+	char size[120];
+
+	if (options_teacher(k->c, &model, &o, &err) < 0) {
+		print_wrong(k, NULL, &err);
+		return;
+	}
+	if (options_teacher_length(k->c, &model, &err) < 0 || check_weights(path, &model, &err) < 0 ||
+	    (tok && compare_tokenizers(k, tok, &model, &err) < 0)) {
+		print_wrong(k, "distillation.teacher", &err);
+		return;
+	}
+	print_good(k, "teacher", "%s: %s, %d layers, %s", path, model.family, model.layers,
+	           model_size_words(size, sizeof(size), &model));
+	if (k->c->data.max_length > model.max_positions)
+		print_good(k, "warning",
+		           "data.max_length is %lld, but the teacher's max_position_embeddings is %lld",
+		           (long long)k->c->data.max_length, (long long)model.max_positions);
+}
+
 static struct tokenizer *check_tokenizer(struct check *k)
 {
 	_cleanup_free_ char *path = run_config_tokenizer(k->c);
@@ -514,6 +563,8 @@ static void check_all(struct check *k)
 		check_tool_prompt(k);
 	if (k->c->preference.reference)
 		check_reference(k);
+	if (k->c->distillation.teacher)
+		check_teacher(k, tok);
 	if (trains) {
 		check_steps(k);
 		check_data(k);

@@ -33,7 +33,7 @@ enum { GPUS_OF_A_NODE = 8 };
 
 struct subject {
 	struct run_config *config;
-	struct model_config model;
+	struct model_config model, teacher; /* teacher: with distillation.teacher */
 	struct train_options options;
 	struct hardware_set where;
 	struct rates *rates; /* measured on such a device; NULL: none */
@@ -214,7 +214,8 @@ static int read_subject(struct subject *s, const char *path, const char *const *
 	if ((r = model_config_read(model, &s->model, err)) < 0 ||
 	    (r = hf_choose_head(&s->model, s->config->task == RUN_REWARD, model, err)) < 0)
 		return r;
-	return options_train(s->config, &s->options, err);
+	r = options_train(s->config, &s->options, err);
+	return r < 0 ? r : options_teacher(s->config, &s->teacher, &s->options, err);
 }
 
 /* "auto" is bf16 where the devices multiply it. */
@@ -246,11 +247,19 @@ static const char *large(char *buf, size_t size, double n)
 	return buf;
 }
 
-static void print_model(const struct model_config *m)
+static void print_model(const char *what, const struct model_config *m)
 {
 	char size[120];
 
-	printf("model    %s, %d layers, %s\n", m->family, m->layers, model_size_words(size, sizeof(size), m));
+	printf("%-7s  %s, %d layers, %s\n", what, m->family, m->layers,
+	       model_size_words(size, sizeof(size), m));
+}
+
+static void print_models(const struct subject *s)
+{
+	print_model("model", &s->model);
+	if (s->options.distillation.teacher)
+		print_model("teacher", &s->teacher);
 }
 
 static void print_head(const struct subject *s, const struct estimate_list *list)
@@ -258,7 +267,7 @@ static void print_head(const struct subject *s, const struct estimate_list *list
 	int ranks = s->where.nodes * s->where.per_node;
 	char memory[32], nodes[48], count[48], rows[48], steps[48];
 
-	print_model(&s->model);
+	print_models(s);
 	printf("devices  %s of %d, %s each; %s\n", str_count(nodes, sizeof(nodes), s->where.nodes, "node"),
 	       s->where.per_node, str_bytes(memory, sizeof(memory), (uint64_t)s->where.device.memory),
 	       s->devices);
@@ -388,7 +397,7 @@ static void print_scale(const struct subject *s, const struct scale_point points
 	struct table table;
 	char text[32];
 
-	print_model(&s->model);
+	print_models(s);
 	printf("devices  %s, %d to a node\n", s->devices, s->where.per_node);
 	print_rates(s);
 	table_begin(&table, ARRAY_SIZE(header), header);
@@ -551,6 +560,23 @@ static int check_tuning(const struct subject *s, struct error *err)
 	return adapter_open(path, &s->options.tuning, layout, &adapter, err);
 }
 
+/* Where only the nodes have it, they look for it. */
+static int take_teacher(struct subject *s, struct error *err)
+{
+	const char *name = s->config->distillation.teacher;
+	char *path = name ? str_path_join(s->config->directory, name) : NULL;
+
+	if (name && !path)
+		return error_oom(err);
+	if (!path || !file_exists(path)) {
+		free(path);
+		return 0;
+	}
+	free(s->config->distillation.teacher);
+	s->config->distillation.teacher = path;
+	return options_teacher(s->config, &s->teacher, &s->options, err);
+}
+
 int estimate_refuse(struct client *client, const json_t *config)
 {
 	_cleanup_(subject_release) struct subject s = {0};
@@ -575,6 +601,8 @@ int estimate_refuse(struct client *client, const json_t *config)
 	if (hf_choose_head(&s.model, s.config->task == RUN_REWARD, model, &err) < 0 ||
 	    options_train(s.config, &s.options, &err) < 0)
 		return 0;
+	if (take_teacher(&s, &err) < 0)
+		return client_fail(EXIT_FAILURE, "%s", err.message);
 	if (s.options.tuning.kind != TUNE_ALL && check_tuning(&s, &err) < 0)
 		return client_fail(EXIT_FAILURE, "%s", err.message);
 	if (from_cluster(client, &s, true, true) != 0)

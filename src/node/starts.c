@@ -170,6 +170,7 @@ static int start_preflight(struct start *x, struct error *err)
 	what.path = (char *)path;
 	if (q->native) {
 		what.model = q->config->model.path ? q->config->model.path : q->config->model.init;
+		what.teacher = q->config->distillation.teacher;
 		what.offload_dir = q->config->parallel.offload_dir;
 		what.socket = config->socket;
 		if (q->node_rank == 0) /* rank 0 writes */

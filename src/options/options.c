@@ -6,7 +6,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/file.h"
 #include "base/str.h"
+#include "engine/checkpoint/hf.h"
 #include "options/precision_names.h"
 
 enum dataset_task options_dataset_task(enum run_task task)
@@ -115,6 +117,8 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->label_smoothing = c->train.label_smoothing;
 	out->router_loss = c->train.router_loss;
 	out->dft = str_eq(c->train.loss, "dft");
+	out->distillation.weight = c->distillation.weight;
+	out->distillation.temperature = c->distillation.temperature;
 	/* "auto" is decided once the ranks are connected; until then, the one that allows the other
 	 * options. */
 	out->precision = DTYPE_BF16;
@@ -179,6 +183,51 @@ static bool is_directory(const char *path)
 	struct stat st;
 
 	return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+/* What is often named in the place of a model, with what to do about it. */
+static int refuse_others(const char *path, struct error *err)
+{
+	if (file_exists(path) && !is_directory(path))
+		return error_set(err, -ENOTDIR, "%s is not a directory", path);
+	if (file_exists_in(path, "adapter_config.json") && !file_exists_in(path, "config.json"))
+		return error_set(
+		    err, -EINVAL,
+		    "%s is an adapter, not a model; name the directory of a model, such as one that "
+		    "dtrain export has merged it into",
+		    path);
+	return 0;
+}
+
+int options_teacher(const struct run_config *c, struct model_config *teacher, struct train_options *out,
+                    struct error *err)
+{
+	const char *path = c->distillation.teacher;
+	int r;
+
+	if (!path)
+		return 0;
+	if ((r = refuse_others(path, err)) < 0 || (r = model_config_read(path, teacher, err)) < 0)
+		return error_prefix(err, "distillation.teacher");
+	if (teacher->scores)
+		return error_set(err, -EINVAL,
+		                 "distillation.teacher: %s is a reward model; a model of tokens is needed",
+		                 path);
+	if ((r = hf_choose_head(teacher, false, path, err)) < 0)
+		return error_prefix(err, "distillation.teacher");
+	out->distillation.teacher = teacher;
+	return 0;
+}
+
+int options_teacher_length(const struct run_config *c, const struct model_config *teacher, struct error *err)
+{
+	if (!teacher->learned_positions || c->data.max_length <= teacher->max_positions)
+		return 0;
+	return error_set(
+	    err, -EINVAL,
+	    "%s has %lld positions, fewer than data.max_length, which is %lld; lower it, or name "
+	    "another teacher",
+	    c->distillation.teacher, (long long)teacher->max_positions, (long long)c->data.max_length);
 }
 
 char *options_config(const struct run_config *c)

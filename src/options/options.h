@@ -14,6 +14,12 @@ void options_dataset(const struct run_config *c, const char *cache_dir, struct d
 bool options_strategy_is_auto(const struct run_config *c);
 bool options_recompute_is_auto(const struct run_config *c); /* the same of train.recompute */
 int options_train(const struct run_config *c, struct train_options *out, struct error *err);
+/* Of a run with distillation.teacher: reads the teacher's config.json into *teacher, which *out then borrows.
+ * 0 where it has none. */
+int options_teacher(const struct run_config *c, struct model_config *teacher, struct train_options *out,
+                    struct error *err);
+/* -EINVAL where a row of data.max_length is longer than a teacher can read. */
+int options_teacher_length(const struct run_config *c, const struct model_config *teacher, struct error *err);
 enum device_attention_choice options_attention(const struct run_config *c);
 /* Owned by the caller; NULL: out of memory. */
 char *options_tokenizer(const struct run_config *c); /* directory or file to load the tokenizer from */

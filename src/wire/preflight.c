@@ -29,9 +29,10 @@ static const struct field request_fields[] = {
     F(user, FIELD_STRING, FIELD_REQUIRED, .min = 1), F(uid, FIELD_INT, FIELD_REQUIRED, .max = (uid_t)-2),
     F(directory, FIELD_STRING, FIELD_OPTIONAL),      F(program, FIELD_STRING, FIELD_REQUIRED),
     F(engine, FIELD_STRING, FIELD_OPTIONAL),         F(path, FIELD_STRING, FIELD_OPTIONAL),
-    F(model, FIELD_STRING, FIELD_OPTIONAL),          F(output_dir, FIELD_STRING, FIELD_OPTIONAL),
-    F(offload_dir, FIELD_STRING, FIELD_OPTIONAL),    F(log_dir, FIELD_STRING, FIELD_OPTIONAL),
-    F(socket, FIELD_STRING, FIELD_OPTIONAL),         F(own_mounts, FIELD_BOOL, FIELD_DEFAULT),
+    F(model, FIELD_STRING, FIELD_OPTIONAL),          F(teacher, FIELD_STRING, FIELD_OPTIONAL),
+    F(output_dir, FIELD_STRING, FIELD_OPTIONAL),     F(offload_dir, FIELD_STRING, FIELD_OPTIONAL),
+    F(log_dir, FIELD_STRING, FIELD_OPTIONAL),        F(socket, FIELD_STRING, FIELD_OPTIONAL),
+    F(own_mounts, FIELD_BOOL, FIELD_DEFAULT),
 };
 const struct message preflight_request_message = {"preflight request", sizeof(struct preflight_request),
                                                   request_fields, ARRAY_SIZE(request_fields),

@@ -26,6 +26,7 @@ struct preflight_request {
 	char *engine;      /* "cuda", "cpu": whose package has program; optional: the user's own program */
 	char *path;        /* PATH of the run; optional */
 	char *model;       /* relative to directory; optional: none */
+	char *teacher;     /* the same */
 	char *output_dir;  /* optional: not to be checked here */
 	char *offload_dir; /* optional: none */
 	char *log_dir;     /* optional: not to be checked */

@@ -95,6 +95,9 @@ static void digest_inputs(struct training *t)
 	 * well. */
 	in[INPUT_CONFIG] =
 	    (struct agreement_item){"the model's configuration", t->config, model_config_digest(&t->model)};
+	in[INPUT_TEACHER] = (struct agreement_item){
+	    "the teacher's configuration", t->c->distillation.teacher ? t->c->distillation.teacher : "",
+	    t->c->distillation.teacher ? model_config_digest(&t->teacher) : 0};
 	in[INPUT_TOKENIZER] = (struct agreement_item){
 	    "the tokenizer", t->tokenizer, hash_bytes(special, sizeof(special), tokenizer_hash(t->tok))};
 	in[INPUT_PADDING] = (struct agreement_item){
@@ -183,6 +186,37 @@ static int choose_template(struct training *t, struct error *err)
 	return jinja_for_training(&choice, t->tok, t->c->data.system, &how, &t->chat_template, err);
 }
 
+/* An id has to mean the same to both models; a directory may be without a tokenizer. */
+static int check_teacher(const struct training *t, struct error *err)
+{
+	const char *path = t->c->distillation.teacher;
+	_cleanup_(tokenizer_freep) struct tokenizer *tok = NULL;
+	struct error ignored = ERROR_INIT;
+	int32_t added;
+	int r;
+
+	if (!path)
+		return 0;
+	r = tokenizer_limit(t->tok, t->tokenizer, t->teacher.vocab, err);
+	if (r == 0)
+		r = options_teacher_length(t->c, &t->teacher, err);
+	if (r < 0)
+		return error_prefix(err, "distillation.teacher");
+	if (training_first_rank(t) && t->c->data.max_length > t->teacher.max_positions)
+		printf("warning: data.max_length is %" PRId64
+		       ", but the teacher's max_position_embeddings is %" PRId64 "\n",
+		       t->c->data.max_length, t->teacher.max_positions);
+	if (tokenizer_load(path, &tok, &ignored) < 0)
+		return 0;
+	if (tokenizer_compare(t->tok, tok, &added, err) < 0)
+		return error_prefix(err, "distillation.teacher: %s", path);
+	if (training_first_rank(t) && added >= 0)
+		printf("warning: distillation.teacher: the added token %d is \"%s\" in %s, and \"%s\" in the "
+		       "tokenizer of the run\n",
+		       added, tokenizer_id_to_token(tok, added), path, tokenizer_id_to_token(t->tok, added));
+	return 0;
+}
+
 int training_open_data(struct training *t, struct error *err)
 {
 	const char *tokenizer = t->tokenizer;
@@ -196,7 +230,7 @@ int training_open_data(struct training *t, struct error *err)
 		return error_oom(err);
 	if ((r = tokenizer_load(tokenizer, &t->tok, err)) < 0 ||
 	    (r = tokenizer_limit(t->tok, tokenizer, t->model.vocab, err)) < 0 ||
-	    (r = choose_template(t, err)) < 0)
+	    (r = check_teacher(t, err)) < 0 || (r = choose_template(t, err)) < 0)
 		return r;
 	warn_of_length(t);
 	warn_of_dropout(t);

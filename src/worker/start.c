@@ -147,6 +147,42 @@ static int load_model(struct training *t, const char *path, struct error *err)
 	return r < 0 ? r : weights_load(&place, source_fill, &source, source.model, broadcast, err);
 }
 
+/* ---- the teacher ---- */
+
+static int load_whole(void *teacher, model_fill_fn fill, void *context, struct error *err)
+{
+	return whole_model_load(teacher, fill, context, err);
+}
+
+static int open_weights(const struct whole_model *teacher, const char *path, struct safetensors **out,
+                        struct error *err)
+{
+	int r = safetensors_open(path, out, err);
+
+	return r < 0 ? r : parameters_check(teacher->layout, *out, path, err);
+}
+
+static int load_teacher(struct training *t, struct error *err)
+{
+	struct whole_model *teacher = trainer_teacher(t->trainer);
+	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	struct weights_place place = weights_place(t);
+	bool broadcast = str_eq(t->c->model.load, "broadcast"), broken;
+	int r = 0;
+
+	if (!teacher)
+		return 0;
+	place.access =
+	    (struct parameter_access){.layout = teacher->layout, .context = teacher, .load = load_whole};
+	if (!broadcast || training_first_rank(t))
+		r = open_weights(teacher, t->c->distillation.teacher, &st, err);
+	if (broadcast)
+		r = ranks_agree(&(struct ranks){t->dev, t->comm, t->env->node}, r, &broken, err);
+	if (r == 0)
+		r = weights_load(&place, parameters_fill, st, st, broadcast, err);
+	return r < 0 ? error_prefix(err, "distillation.teacher") : 0;
+}
+
 /* ---- what a preference task knows of its reference model ---- */
 
 static char *reference_key(const struct training *t)
@@ -281,6 +317,8 @@ int training_start_weights(struct training *t, struct error *err)
 
 	t->reported_step = -1;
 	warn_of_warmup(t);
+	if ((r = load_teacher(t, err)) < 0)
+		return r;
 	if (!saver_resumes(t->saver))
 		return start_new(t, err);
 	t->tokens_before = state->tokens;

@@ -89,6 +89,8 @@ static bool is_worth(const struct strategy_run *run, const struct train_options 
 	double parameters = (double)model_config_parameters(run->model);
 	int64_t limit = run->config->resources.time_limit;
 
+	if (o->distillation.teacher)
+		parameters += (double)model_config_parameters(o->distillation.teacher);
 	for (int i = 0; i < n; i++)
 		seconds += 2 * trial_seconds(rivals[i].cost.step, parameters, run->env->world_size);
 	if (limit > 0)

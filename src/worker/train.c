@@ -431,6 +431,15 @@ static int read_model_config(struct training *t, struct error *err)
 	return r < 0 ? r : hf_choose_head(&t->model, t->c->task == RUN_REWARD, t->config, err);
 }
 
+static int read_teacher(struct training *t, struct error *err)
+{
+	int r = options_teacher(t->c, &t->teacher, &t->options, err);
+
+	if (r == 0 && t->options.distillation.teacher && training_first_rank(t))
+		printf("teacher: %s, %s\n", t->teacher.family, t->c->distillation.teacher);
+	return r;
+}
+
 static int read_options(struct training *t, struct error *err)
 {
 	int r = options_train(t->c, &t->options, err);
@@ -452,11 +461,12 @@ static int train(struct training *t, struct error *err)
 	int r, stopped;
 
 	if ((r = read_options(t, err)) < 0 || (r = open_saver(t, err)) < 0 ||
-	    (r = read_model_config(t, err)) < 0 || (r = open_device(t, err)) < 0 ||
-	    (r = training_open_data(t, err)) < 0 || (r = connect_ranks(t, err)) < 0 ||
-	    (r = check_inputs(t, err)) < 0 || (r = saver_find(t->saver, t->dev, t->comm, err)) < 0 ||
-	    (r = choose_precision(t, err)) < 0 || (r = choose_strategy(t, err)) < 0 ||
-	    (r = make_trainer(t, err)) < 0 || (r = training_start_weights(t, err)) < 0)
+	    (r = read_model_config(t, err)) < 0 || (r = read_teacher(t, err)) < 0 ||
+	    (r = open_device(t, err)) < 0 || (r = training_open_data(t, err)) < 0 ||
+	    (r = connect_ranks(t, err)) < 0 || (r = check_inputs(t, err)) < 0 ||
+	    (r = saver_find(t->saver, t->dev, t->comm, err)) < 0 || (r = choose_precision(t, err)) < 0 ||
+	    (r = choose_strategy(t, err)) < 0 || (r = make_trainer(t, err)) < 0 ||
+	    (r = training_start_weights(t, err)) < 0)
 		return r;
 	if (training_first_rank(t))
 		printf("ready in %.2f s\n", clock_monotonic() - start);

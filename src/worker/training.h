@@ -24,7 +24,7 @@
 #include "worker/service_client.h"
 
 /* What each rank reads for itself. */
-enum { INPUT_CONFIG, INPUT_TOKENIZER, INPUT_PADDING, INPUT_DATA, INPUT_EVAL, INPUTS };
+enum { INPUT_CONFIG, INPUT_TEACHER, INPUT_TOKENIZER, INPUT_PADDING, INPUT_DATA, INPUT_EVAL, INPUTS };
 
 struct training {
 	const struct run_config *c;
@@ -33,7 +33,7 @@ struct training {
 
 	struct train_options options;
 	struct precision precision;
-	struct model_config model;
+	struct model_config model, teacher; /* teacher: with distillation.teacher */
 	struct device *dev;
 	struct tokenizer *tok;
 	struct strbuf chat_template; /* saved in place of the tokenizer's own; empty: that stays */

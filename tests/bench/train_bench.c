@@ -5,10 +5,11 @@
  * layers=8 hidden=512 heads=8 kv=2 head_dim=hidden/heads intermediate=1408 vocab=6400 theta=1e6 recompute=0
  * outputs=0 (so many blocks keep the outputs of norms and of the activation; -1: all) masked=0 spread=0
  * master=1 gradients=fp32|bf16 choose=1 unfused=0 rows=64 documents=2 lora=0 (the rank of adapters on all
- * linear modules) family=llama, or config=FILE, a config.json (layers= still wins). Prints one JSON object.
- * As in a run, a step is queued before the one in front of it has ended, where the device runs behind the
- * host; ahead=0: it is not. With profile=1 it then runs one more step and prints the time of every operation
- * (profile.h describes the format); with capture=1 one more step that a profiler records.
+ * linear modules) family=llama, or config=FILE, a config.json (layers= still wins); teacher=FILE, a
+ * config.json, too. Prints one JSON object. As in a run, a step is queued before the one in front of it has
+ * ended, where the device runs behind the host; ahead=0: it is not. With profile=1 it then runs one more step
+ * and prints the time of every operation (profile.h describes the format); with capture=1 one more step that
+ * a profiler records.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -122,7 +123,7 @@ static int run(char **argv, struct error *err)
 	    length = number(argv, "length", 512), documents = number(argv, "documents", 2);
 	struct device_options device = {.threads = number(argv, "threads", 0),
 	                                .unfused = number(argv, "unfused", 0)};
-	struct model_init init = {.seed = 1, .std = 0.02};
+	struct model_init init = {.seed = 1, .std = 0.02}, taught;
 	char *const all[] = {"all", NULL};
 	_cleanup_free_ double *times = calloc((size_t)(warm + steps), sizeof(*times));
 	double start = 0, used = 0, first, rate, flops, peak, operations, memory_before;
@@ -131,7 +132,7 @@ static int run(char **argv, struct error *err)
 	struct train_log log = {0};
 	int64_t seen = 0, total;
 	struct train_options o;
-	struct model_config c;
+	struct model_config c, teacher;
 	struct dataset *data;
 	struct trainer *t;
 	struct device *dev;
@@ -163,6 +164,14 @@ static int run(char **argv, struct error *err)
 	o.weight_decay = 0.1;
 	first = clock_monotonic();
 	memory_before = (double)profile_memory();
+	if (argument(argv, "teacher", NULL)) {
+		if ((r = model_config_read(argument(argv, "teacher", NULL), &teacher, err)) < 0)
+			return r;
+		taught = model_init_of(&teacher, 2, 0);
+		o.distillation.teacher = &teacher;
+		o.distillation.weight = 0.5;
+		o.distillation.temperature = 2;
+	}
 	if ((r = train_options_check(&o, err)) < 0 || (r = config(argv, &c, err)) < 0 ||
 	    (r = device_create(&device, &dev, err)) < 0)
 		return r;
@@ -174,7 +183,9 @@ static int run(char **argv, struct error *err)
 	if ((number(argv, "choose", 1) && (r = choose_products(dev, &c, &o, data, err)) < 0) ||
 	    (r = trainer_create(dev, NULL, &c, &o, data, NULL, &t, err)) < 0 ||
 	    (r = trainer_plan_json(t, &plan, err)) < 0 ||
-	    (r = trainer_load(t, model_init_fill, &init, err)) < 0)
+	    (r = trainer_load(t, model_init_fill, &init, err)) < 0 ||
+	    (trainer_teacher(t) &&
+	     (r = whole_model_load(trainer_teacher(t), model_init_fill, &taught, err)) < 0))
 		return r;
 	for (int s = 0; s < warm + steps; s++) {
 		double begun = clock_monotonic();

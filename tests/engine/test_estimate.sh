@@ -19,6 +19,11 @@ ranks() {
 	done
 	wait "${started[@]}"
 }
+# run_file NAME: makes a run file of the worker's configuration.
+run_file() {
+	jq -r 'to_entries[] | select(.key != "directory") | "\(.key) = " + (if (.value | type) == "object" then "{ " + ([.value | to_entries[] | "\(.key) = \(.value | @json);"] | join(" ")) + " }" else (.value | @json) end) + ";"' \
+		"$tmp/$1.json" >"$tmp/$1.conf"
+}
 # conf NAME HIDDEN LAYERS TRAIN: a model of its own, and the same run as a run file and as a worker's configuration. The rows are packed to max_length.
 conf() {
 	cat >"$tmp/$1-model.json" <<-EOF
@@ -31,8 +36,7 @@ conf() {
 		 "train": {"max_steps": 2, $4}, "parallel": {"strategy": "$5"}, "resources": {"threads": 1, "devices_per_node": ${6:-1}},
 		 "output": {"dir": "$tmp/$1", "log_steps": 1, "overwrite": true}}
 	EOF
-	jq -r 'to_entries[] | select(.key != "directory") | "\(.key) = " + (if (.value | type) == "object" then "{ " + ([.value | to_entries[] | "\(.key) = \(.value | @json);"] | join(" ")) + " }" else (.value | @json) end) + ";"' \
-		"$tmp/$1.json" >"$tmp/$1.conf"
+	run_file "$1"
 }
 estimate() { (cd "$tmp" && "$dtrain" estimate --devices "$2xcpu" --json "$1.conf"); }
 
@@ -52,12 +56,20 @@ for ((i = 0; i < 4; i++)); do
 	echo "$strategy, $n ranks, $precision: $has"
 done
 
-# Resident memory: a plan that is large beside the program itself.
+# Resident memory: a plan that is large beside the program itself; and one that is mostly a teacher.
+resident() {
+	local peak resident
+	ranks "$1" 1 || { cat "$tmp/$1-0.log"; fail "$1"; }
+	peak=$(estimate "$1" 1 | jq '.plans[.run].memory.peak')
+	resident=$(grep -o '"memory_bytes":[0-9]*' "$tmp/$1/metrics.jsonl" | tail -1 | cut -d: -f2)
+	awk -v a="$resident" -v b="$peak" 'BEGIN { d = a / b - 1; printf "resident %d, estimated %d bytes: %+.2f %%\n", a, b, 100 * d; exit !(d < 0.02 && d > -0.02) }' || fail "$1: resident memory"
+}
 conf large 512 6 '"micro_batch": 8, "precision": "fp32"' ddp
-ranks large 1 || { cat "$tmp/large-0.log"; fail large; }
-peak=$(estimate large 1 | jq '.plans[.run].memory.peak')
-resident=$(grep -o '"memory_bytes":[0-9]*' "$tmp/large/metrics.jsonl" | tail -1 | cut -d: -f2)
-awk -v a="$resident" -v b="$peak" 'BEGIN { d = a / b - 1; printf "resident %d, estimated %d bytes: %+.2f %%\n", a, b, 100 * d; exit !(d < 0.02 && d > -0.02) }' || fail "resident memory"
+resident large
+conf taught 64 2 '"micro_batch": 8, "precision": "fp32"' ddp
+jq --arg teacher "$tmp/large" '.distillation = {teacher: $teacher}' "$tmp/taught.json" >"$tmp/with.json" && mv "$tmp/with.json" "$tmp/taught.json"
+run_file taught
+resident taught
 
 conf auto 64 2 '"micro_batch": 2, "precision": "fp32"' auto 2
 ranks auto 2 || { cat "$tmp/auto"-*.log; fail auto; }

@@ -50,13 +50,14 @@ lines() { cat "$1/metrics.jsonl" 2>/dev/null | grep -c '"loss":'; }
 more() {
 	sed -i 's|"train": {|'"$2"', &|' "$tmp/$1.json"
 }
-# pair NAME: runs two ranks on the first device, and returns 1 where one of them failed.
+# pair NAME [OTHER]: runs two ranks on the first device, the second one with the configuration OTHER, and returns 1 where one of them failed.
 pair() {
-	local r s=0 both=
-	mkdir -p "$tmp/meet-$1"
+	local r s=0 both= names=("$1" "${2:-$1}")
+	rm -rf "$tmp/meet-$1"
+	mkdir "$tmp/meet-$1"
 	for r in 0 1; do
 		env -i PATH="$PATH" OMP_NUM_THREADS=1 RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r DTRAIN_DEVICE=0 DTRAIN_ATTEMPT=1 DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
-			DTRAIN_CONFIG="$tmp/$1.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
+			DTRAIN_CONFIG="$tmp/${names[r]}.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
 		both="$both $!"
 		pids="$pids $!"
 	done

@@ -61,6 +61,9 @@ compare fp8-adapters fp8 16 2e-2 '' '"lora": {"rank": 4}'
 compare dora fp32 16 2e-5 ', "neftune_alpha": 5, "label_smoothing": 0.1' '"lora": {"rank": 4, "dora": true, "dropout": 0.1, "quantize": "nf4_double"}'
 compare dora-host bf16 16 1e-2 '' '"lora": {"rank": 4, "dora": true, "modules_to_save": ["norm"]}, "parallel": {"offload": "all"}'
 compare four-host fp32 16 2e-5 '' '"lora": {"rank": 4, "quantize": "nf4"}, "parallel": {"offload": "all", "prefetch": 0}'
+# With a teacher of another size.
+compare taught fp32 16 2e-5 '' "\"distillation\": {\"teacher\": \"$tmp/tiles-cpu\", \"temperature\": 2.0}"
+compare taught-half bf16 64 1e-2 ', "accumulation": 2' "\"distillation\": {\"teacher\": \"$tmp/fp32-cpu\", \"weight\": 1.0}"
 # Mixtures of experts.
 compare qwen3_moe fp32 16 2e-5 ', "router_loss": 0.1'
 compare qwen3_moe-half fp16 64 5e-4 ', "recompute": "full", "accumulation": 2'

@@ -280,6 +280,18 @@ static const struct {
      "and train.optimizer is \"adafactor\"; use one of these"},
     {ON_RANKS("1", "}; train = { loss = \"dft\"; label_smoothing = 0.1;"), NULL,
      "x.conf: train.label_smoothing: has no effect with train.loss = \"dft\"; leave one of the two out"},
+    {ON_RANKS("1", "}; distillation = { weight = 0.3;"), NULL,
+     "x.conf: distillation.weight: has no effect without distillation.teacher; leave it out"},
+    {ON_RANKS("1", "}; distillation = { temperature = 2.0;"), NULL,
+     "x.conf: distillation.temperature: has no effect without distillation.teacher; leave it out"},
+    {ON_RANKS("1", "}; distillation = { teacher = \"/t\"; weight = 0.0;"), NULL,
+     "x.conf: distillation.weight: of 0 learns nothing from the teacher"},
+    {ON_RANKS("1", "}; distillation = { teacher = \"\";"), NULL,
+     "x.conf: distillation.teacher: is empty; name the directory of a model, or leave it out"},
+    {ON_RANKS("1", "}; distillation = { teacher = \"/t\"; }; train = { loss = \"dft\";"), NULL,
+     "x.conf: train.loss: has no effect with distillation.teacher; leave it out"},
+    {ON_RANKS("1", "}; distillation = { teacher = \"/t\"; }; train = { label_smoothing = 0.1;"), NULL,
+     "x.conf: train.label_smoothing: has no effect with distillation.teacher; leave it out"},
     {ON_RANKS("1", "}; train = { router_loss = -0.5;"), NULL,
      "x.conf: train.router_loss: -0.5: expected a factor from 0 on, or -1"},
     {ON_RANKS("1", "}; train = { loss = \"focal\";"), NULL, "train.loss: "},
@@ -409,6 +421,7 @@ static const struct {
     {"train.label_smoothing", "0.1", "sft"},
     {"train.neftune_alpha", "5", "sft"},
     {"train.router_loss", "0.001", "sft"},
+    {"distillation.teacher", "/t", "sft"},
     {"data.train_on_prompt", "true", "sft"},
     {"data.mask_history", "true", "sft"},
 };
@@ -1215,7 +1228,8 @@ START_TEST(numbers_have_these_ranges)
 	    "lora.dropout 0 0.99\nlora.pissa_iterations 0 1000\nlora.plus_ratio 0 1000000\n"
 	    "preference.beta 0 1000\npreference.gamma 0 1000\npreference.label_smoothing 0 0.5\n"
 	    "preference.desirable_weight 0 1000\npreference.undesirable_weight 0 1000\n"
-	    "preference.center_rewards_coefficient 0 1000\nparallel.shard_degree 0 1000000\n"
+	    "preference.center_rewards_coefficient 0 1000\ndistillation.weight 0 1\n"
+	    "distillation.temperature 0.01 1000\nparallel.shard_degree 0 1000000\n"
 	    "parallel.prefetch 0 15\nparallel.persist_below 0 1000000000000000\nparallel.timeout 1 86400\n"
 	    "resources.nodes 1 100000\nresources.spares 0 100000\nresources.devices_per_node 1 1024\n"
 	    "resources.threads 0 4096\nresources.grow_after 0 1000000000\nresources.max_restarts 0 1000000\n"

@@ -579,6 +579,7 @@ START_TEST(a_model_has_to_be_readable)
 	const struct passwd *user = getpwnam(geteuid() == 0 ? "nobody" : getpwuid(geteuid())->pw_name);
 	_cleanup_free_ char *dir = unit_tmpdir(), *closed = str_path_join(dir, "closed"),
 	                    *want = str_printf("model %s/nix: No such file or directory", dir),
+	                    *unseen = str_printf("teacher %s/nix: No such file or directory", dir),
 	                    *denied = str_printf("model %s: Permission denied", closed);
 	struct preflight_request preflight = {
 	    .directory = dir, .program = (char *)"/bin/true", .log_dir = dir};
@@ -602,6 +603,11 @@ START_TEST(a_model_has_to_be_readable)
 	told = look(&preflight, 20);
 	ck_assert_int_eq(told.code, -ENOENT);
 	ck_assert_str_eq(told.message, want);
+	preflight.model = NULL;
+	preflight.teacher = "nix";
+	told = look(&preflight, 20);
+	ck_assert_int_eq(told.code, -ENOENT);
+	ck_assert_str_eq(told.message, unseen);
 	ck_assert_int_eq(chmod(closed, 0700), 0);
 	file_remove_tree(dir, NULL);
 }

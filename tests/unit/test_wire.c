@@ -181,7 +181,8 @@ static const char START[] =
 #define PREFLIGHT                                                                                            \
 	"{\"user\":\"ada\",\"uid\":1000,\"directory\":\"/home/"                                              \
 	"ada\",\"program\":\"python3\",\"engine\":\"cpu\","                                                  \
-	"\"path\":\"/bin\",\"model\":\"m\",\"output_dir\":\"out\",\"offload_dir\":\"/nvme\",\"log_dir\":\"/" \
+	"\"path\":\"/bin\",\"model\":\"m\",\"teacher\":\"t\",\"output_dir\":\"out\",\"offload_dir\":\"/"     \
+	"nvme\",\"log_dir\":\"/"                                                                             \
 	"var/log/dtrain\",\"socket\":\"/run/s\",\"own_mounts\":true}"
 #define USER                                                                                                 \
 	"{\"name\":\"ada\",\"home\":\"/home/ada\",\"shell\":\"/bin/sh\",\"uid\":1000,\"gid\":100,"           \

@@ -75,8 +75,11 @@ static void head(struct model *m, const struct model_pass *p, const char *x, flo
 			device_cast(m->dev, m->logits, m->o.type, m->factors + at, DTYPE_F32, n);
 		} else {
 			model_linear(m, matrix, role, m->logits, x + offset, n);
-			model_cross_entropy(m, m->targets + at, n, scale,
-			                    p->b->weigh ? m->factors + at : NULL, true);
+			if (m->teacher)
+				model_distill(m, at, n, scale);
+			else
+				model_cross_entropy(m, m->targets + at, n, scale,
+				                    p->b->weigh ? m->factors + at : NULL, true);
 			device_sum(m->dev, m->losses, n, loss_sum);
 		}
 		/* Where the gradient replaces the matrix, this is the only chunk. */

@@ -113,6 +113,7 @@ int model_begin(struct model *m, const struct model_batch *b, struct model_pass 
 	                                         .ld_k = m->qkv,
 	                                         .ld_v = m->qkv,
 	                                         .ld_o = m->q,
-	                                         .type = m->o.type};
+	                                         .type = m->o.type,
+	                                         .portable = m->o.portable_attention};
 	return 0;
 }

@@ -73,11 +73,26 @@ int model_forward_nothing(const struct model *m, enum model_phase phase, struct 
 	return 0;
 }
 
+/* The teacher's own forward pass, up to its head. */
+static int teach(struct model *m, const struct model_batch *batch, struct error *err)
+{
+	struct model_pass p;
+	int r = model_begin(m->teacher, batch, &p, err);
+
+	if (r < 0 || (r = model_forward(m->teacher, &p, MODEL_EVALUATE, err)) < 0)
+		return r;
+	m->lesson = model_head_input(m->teacher, &p);
+	return 0;
+}
+
 int model_forward(struct model *m, const struct model_pass *p, enum model_phase phase, struct error *err)
 {
 	int64_t tokens = p->b->tokens;
 	int layers = m->c.layers, r = model_need(m, 0, phase, err);
 
+	/* Unit 0 has been asked for: what brings the next units goes on meanwhile. */
+	if (r == 0 && phase == MODEL_FORWARD && m->teacher)
+		r = teach(m, p->b, err);
 	if (r < 0)
 		return r;
 	model_embed(m, tokens, phase == MODEL_FORWARD && m->o.neftune_alpha > 0 ? p->b : NULL);

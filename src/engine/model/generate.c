@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "engine/device/sizes.h"
-#include "engine/model/model.h"
+#include "engine/model/whole.h"
 
 /* Tokens of a prompt that go through the model at once. */
 #define PREFILL 256
@@ -17,67 +17,15 @@
 struct generator {
 	struct device *dev;
 	struct model_config c;
-	struct model_layout *layout;
-	struct model *model;
+	struct whole_model whole;
 	struct arena arena;
 	void *memory;
-	char **weights; /* of each unit */
 	int sequences;
 	int64_t max_tokens, ids, *length; /* of each sequence */
 	float *logits;                    /* host, of each sequence */
 	struct model_part *parts;
 	void *work;
 };
-
-static void take(struct generator *g, struct arena *a, size_t size)
-{
-	for (int u = 0; u < g->layout->units; u++) {
-		void *w = arena_take(a, BUFFER_WEIGHTS, (size_t)g->layout->unit[u].count * size,
-		                     "unit %d weights", u);
-
-		model_set_unit(g->model, u, w, NULL);
-		g->weights[u] = w;
-	}
-	model_place_buffers(g->model, a);
-}
-
-/* In place: the numbers of 16 bits lie in the first half of the piece. */
-static void narrow(float *piece, int64_t n, enum dtype type)
-{
-	for (int64_t i = 0; i < n; i++) {
-		uint16_t x = type == DTYPE_BF16 ? bf16_from_float(piece[i]) : f16_from_float(piece[i]);
-
-		memcpy((char *)piece + (size_t)i * sizeof(x), &x, sizeof(x));
-	}
-}
-
-/* Weights arrive as fp32 pieces on the host and are rounded there. */
-static int load(struct generator *g, enum dtype type, model_fill_fn fill, void *context, struct error *err)
-{
-	enum { PIECE = 1 << 20 };
-	_cleanup_free_ float *piece = malloc(PIECE * sizeof(float));
-	int r;
-
-	if (!piece)
-		return error_oom(err);
-	for (int i = 0; i < g->layout->parameters; i++) {
-		const struct model_parameter *p = &g->layout->parameter[i];
-		char *to = g->weights[p->unit] + (size_t)p->offset * dtype_size(type);
-
-		for (int64_t first = 0; first < p->count; first += PIECE) {
-			int64_t n = MIN(p->count - first, PIECE);
-
-			if ((r = fill(context, p, first, n, piece, err)) < 0)
-				return r;
-			if (type != DTYPE_F32)
-				narrow(piece, n, type);
-			if ((r = device_write(g->dev, to + (size_t)first * dtype_size(type), piece,
-			                      (size_t)n * dtype_size(type), err)) < 0)
-				return r;
-		}
-	}
-	return 0;
-}
 
 /* The bytes that each sequence adds: keys and values of its tokens, and its logits, which a CPU has in the
  * same memory a second time, for the choice of a token. */
@@ -150,25 +98,21 @@ int generator_create(struct device *dev, const struct model_config *c,
 	o.max_tokens = MAX(MIN(PREFILL, g->max_tokens), g->sequences);
 	o.logits_bytes = device_logits_bytes();
 	o.max_sequence = o.cache_tokens = g->max_tokens;
-	if ((r = model_layout_create(c, &g->layout, err)) < 0)
+	if ((r = whole_model_create(dev, c, &o, &g->whole, err)) < 0)
 		return r;
-	g->weights = calloc((size_t)g->layout->units, sizeof(*g->weights));
-	if (!g->weights)
-		return error_oom(err);
-	if ((r = model_create(dev, c, g->layout, &o, &g->model, err)) < 0)
-		return r;
-	take(g, &g->arena, dtype_size(o.type));
+	whole_model_place(&g->whole, &g->arena, "unit");
 	if (g->arena.failed)
 		return error_oom(err);
-	model_shapes(g->model, &shapes);
+	model_shapes(g->whole.model, &shapes);
 	scratch = device_scratch_bytes(dev, &shapes);
 	if ((r = check_memory(g, o.type, scratch, err)) < 0 || (r = allocate(g, err)) < 0 ||
 	    (r = device_alloc(dev, g->arena.used, &g->memory, err)) < 0)
 		return r;
 	arena_bind(&g->arena, g->memory);
-	take(g, &g->arena, dtype_size(o.type));
-	if ((r = device_reserve_scratch(dev, scratch, err)) < 0 || (r = model_prepare(g->model, err)) < 0 ||
-	    (r = load(g, o.type, fill, fill_context, err)) < 0)
+	whole_model_place(&g->whole, &g->arena, "unit");
+	if ((r = device_reserve_scratch(dev, scratch, err)) < 0 ||
+	    (r = model_prepare(g->whole.model, err)) < 0 ||
+	    (r = whole_model_load(&g->whole, fill, fill_context, err)) < 0)
 		return r;
 	*out = steal_pointer(g);
 	return 0;
@@ -178,12 +122,10 @@ void generator_free(struct generator *g)
 {
 	if (!g)
 		return;
-	model_free(g->model);
-	model_layout_free(g->layout);
+	whole_model_clear(&g->whole);
 	arena_free(&g->arena);
 	if (g->memory)
 		device_free(g->dev, g->memory);
-	free(g->weights);
 	free(g->length);
 	free(g->parts);
 	free(g->logits);
@@ -193,7 +135,7 @@ void generator_free(struct generator *g)
 
 void generator_reset(struct generator *g, int sequence)
 {
-	model_decode_reset(g->model, sequence);
+	model_decode_reset(g->whole.model, sequence);
 	g->length[sequence] = 0;
 }
 
@@ -220,7 +162,7 @@ int generator_feed(struct generator *g, int sequence, const int32_t *ids, int64_
 		struct model_part part = {sequence, (int)MIN(n - first, PREFILL), NULL};
 
 		part.logits = first + part.n == n ? logits_of(g, sequence) : NULL;
-		r = model_decode(g->model, &part, 1, ids + first, err);
+		r = model_decode(g->whole.model, &part, 1, ids + first, err);
 	}
 	if (r == 0)
 		g->length[sequence] += n;
@@ -237,7 +179,7 @@ int generator_step(struct generator *g, const int *sequences, const int32_t *ids
 		r = check_room(g, sequences[i], 1, err);
 	}
 	if (r == 0 && count > 0)
-		r = model_decode(g->model, g->parts, count, ids, err);
+		r = model_decode(g->whole.model, g->parts, count, ids, err);
 	for (int i = 0; i < count && r == 0; i++)
 		g->length[sequences[i]]++;
 	return r;

@@ -116,6 +116,8 @@ struct model {
 		char *w, *g;
 	} * unit;
 	struct model_hooks hooks;
+	struct model *teacher;               /* borrowed; NULL: none */
+	const char *lesson;                  /* of this pass, by model_forward: the teacher's head input */
 	const struct model_listing *listing; /* NULL: products are computed */
 	struct model_activations *layer;     /* [layers + 1] */
 
@@ -420,6 +422,11 @@ const char *model_activate(struct model *m, int layer, int64_t tokens);
 /* The gradient of gate_up, in place, from m->d_wide. Returns where the activation's output is: it is written
  * to m->y again unless it is kept, or nothing reads it (then NULL). */
 const char *model_activation_gradient(struct model *m, int layer, int64_t tokens);
+/* ---- teacher.c ---- */
+/* model_cross_entropy with the teacher: of m->logits, which are those of the head's input rows from `first`
+ * on. With the gradient. */
+void model_distill(struct model *m, int64_t first, int64_t n, float scale);
+
 /* ---- experts.c, experts_buffers.c: the MLP of a mixture of experts, in place of the products of gate, up
  * and down ---- */
 /* The routing of x, and gate_up of the rows that it sends to each expert. */

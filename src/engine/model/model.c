@@ -383,3 +383,8 @@ void model_set_hooks(struct model *m, const struct model_hooks *hooks)
 {
 	m->hooks = *hooks;
 }
+
+void model_set_teacher(struct model *m, struct model *teacher)
+{
+	m->teacher = teacher;
+}

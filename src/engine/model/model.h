@@ -45,6 +45,7 @@ struct model_options {
 	int64_t logits_rows;               /* rows of a cross-entropy chunk, 0: chosen by logits_bytes */
 	size_t logits_bytes;               /* device_logits_bytes of the device that it is for */
 	const struct model_tuning *tuning; /* that the layout was made with, borrowed; NULL: none */
+	bool portable_attention;           /* device_attention.portable */
 	bool quantized; /* frozen blocks are in 4 bits: none of their matrices lies as [in, out] (layout.h) */
 	uint64_t seed;  /* of the masks of dropout, and of noise */
 	bool weighed;   /* batches have weigh */
@@ -59,6 +60,9 @@ struct model_options {
 	 * over all layers together, as transformers has it), which is added to the others of a micro-batch
 	 * with the weight of its counted tokens; 0: none. */
 	double router_loss;
+	/* Of device_distillation, with a teacher (model_set_teacher); then without label_smoothing and dft.
+	 */
+	double distillation_weight, distillation_temperature;
 	int64_t cache_tokens; /* generation: length of the KV cache of a sequence, 0: none */
 	int cache_sequences;  /* generation: sequences; 0: one */
 };
@@ -127,6 +131,10 @@ void model_set_unit(struct model *m, int unit, void *parameters, void *gradients
 
 /* The weights have changed: fp8 codes are made of them again at their next use. */
 void model_weights_changed(struct model *m);
+
+/* The teacher, whose forward pass is a part of each training pass from now on: borrowed, prepared, with units
+ * that are set, of the same type, for as many tokens, as long documents and as many logits_rows. */
+void model_set_teacher(struct model *m, struct model *teacher);
 
 /* The passes over the units. A training pass is MODEL_FORWARD, unit 0 first, and then MODEL_BACKWARD, the
  * last unit first; MODEL_EVALUATE is a forward pass without a backward pass behind it. */

@@ -49,6 +49,26 @@ const char *tokenizer_id_to_token(const struct tokenizer *t, int32_t id)
 	return t->vocab.pool.data + t->vocab.token[id].off;
 }
 
+int tokenizer_compare(const struct tokenizer *t, const struct tokenizer *other, int32_t *added,
+                      struct error *err)
+{
+	*added = -1;
+	for (int32_t id = 0; id < MIN(t->size, other->size); id++) {
+		const char *a = tokenizer_id_to_token(t, id), *b = tokenizer_id_to_token(other, id);
+
+		if (!a || !b || strcmp(a, b) == 0)
+			continue;
+		if (!t->added_by_id[id] && !other->added_by_id[id])
+			return error_set(err, -EINVAL,
+			                 "the id %d is \"%s\" there, and \"%s\" in the tokenizer of the run; "
+			                 "the same tokenizer is needed",
+			                 id, b, a);
+		if (*added < 0)
+			*added = id;
+	}
+	return 0;
+}
+
 int32_t tokenizer_bos(const struct tokenizer *t)
 {
 	return t->bos;

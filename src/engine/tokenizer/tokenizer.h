@@ -49,6 +49,11 @@ int tokenizer_limit(struct tokenizer *tok, const char *path, int64_t vocab_size,
 int32_t tokenizer_token_to_id(const struct tokenizer *tok, const char *token); /* -1: none */
 /* The string as the vocabulary has it; NULL where there is no such token. */
 const char *tokenizer_id_to_token(const struct tokenizer *tok, int32_t id);
+/* Whether an id that both have is the same token in both. -EINVAL: a token of the vocabulary is not, and the
+ * message names it. *added: the first added token that is not, which may be one that nothing uses; -1: none.
+ */
+int tokenizer_compare(const struct tokenizer *tok, const struct tokenizer *other, int32_t *added,
+                      struct error *err);
 /* The special tokens that tokenizer_config.json or special_tokens_map.json names, else those with the usual
  * names; -1 where there is none. */
 int32_t tokenizer_bos(const struct tokenizer *tok);

@@ -411,7 +411,7 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	_cleanup_free_ struct unit_times *times = calloc((size_t)units, sizeof(*times));
 	_cleanup_free_ double *ready = calloc((size_t)units, sizeof(*ready));
 	_cleanup_free_ double *reduced = calloc((size_t)units, sizeof(*reduced));
-	double a = (double)o->accumulation, peak = hardware_peak(&where->device, o->precision), first;
+	double a = (double)o->accumulation, peak = hardware_peak(&where->device, o->precision), first, flops;
 	struct player p = {.shard = plan->shard,
 	                   .o = o,
 	                   .unit = times,
@@ -428,6 +428,11 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	model_shapes(plan->model, &shapes);
 	cost_count_parts(l, c, o, (double)max_row, &where->device, (double)shapes.logits_rows,
 	                 o->accumulation > 1, &parts);
+	/* It comes before the model's own forward pass. */
+	if (plan->teacher.model)
+		parts.embedding_forward +=
+		    cost_teacher(&plan->teacher, o->distillation.teacher, o, (double)max_row, &where->device,
+		                 (double)shapes.logits_rows);
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);
@@ -454,6 +459,9 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 		out->optimizer += times[u].optimizer;
 	out->exposed = out->step - out->forward - out->backward - out->recompute - out->head - out->optimizer;
 	out->tokens_per_second = (double)out->tokens / out->step;
-	out->mfu = model_config_flops(c, (double)max_row) * cost_computed_share(l, c) *
-	           out->tokens_per_second / ranks / peak;
+	flops = model_config_flops(c, (double)max_row) * cost_computed_share(l, c);
+	/* Of the three products of each matrix, a teacher has the one of the forward pass. */
+	if (plan->teacher.model)
+		flops += model_config_flops(o->distillation.teacher, (double)max_row) / 3;
+	out->mfu = flops * out->tokens_per_second / ranks / peak;
 }

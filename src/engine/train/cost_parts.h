@@ -22,3 +22,6 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 /* Of the operations of a step that trains everything, those that are left: of three products of each matrix,
  * that of its weights' gradient where it is frozen, and that of its input's, too, below what is trained. */
 double cost_computed_share(const struct model_layout *l, const struct model_config *c);
+/* A teacher's forward pass with its head, and what its logits add to the loss. c: the teacher's. */
+double cost_teacher(const struct whole_model *teacher, const struct model_config *c,
+                    const struct train_options *o, double row, const struct hardware *h, double logits_rows);

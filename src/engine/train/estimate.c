@@ -33,17 +33,21 @@ const char *estimate_class_name(enum buffer_class c)
 #define MAPPED_BY_ROW (32 << 10)
 
 static size_t outside(const struct estimate_input *in, const struct plan *plan,
-                      const struct device_shapes *shapes)
+                      const struct device_shapes *shapes, int models)
 {
+	size_t packing = 0;
 	const struct hardware *h = &in->where->device;
 	bool alone = in->where->nodes * in->where->per_node == 1;
 	bool bf16 =
 	    shapes->type == DTYPE_BF16 && (h->sizing.engine != DEVICE_ENGINE_CPU || h->sizing.native_bf16);
 
+	for (int i = 0; i < models; i++)
+		packing = MAX(packing,
+		              device_sizing_packing(&h->sizing, &shapes[i], in->options->accumulation > 1));
 	return (size_t)(h->outside + (bf16 ? h->outside_bf16 : 0) +
 	                (bf16 && plan->layout->adapts ? h->outside_adapters : 0) +
 	                (alone ? 0 : h->outside_comm + shard_lanes(plan->shard) * h->outside_lane)) +
-	       device_sizing_packing(&h->sizing, shapes, in->options->accumulation > 1) +
+	       packing +
 	       (h->sizing.engine == DEVICE_ENGINE_CPU ? (size_t)in->options->micro_batch * MAPPED_BY_ROW : 0);
 }
 
@@ -115,8 +119,9 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	const struct hardware *h = &in->where->device;
 	_cleanup_(plan_freep) struct plan *plan = NULL;
 	struct train_options o = *in->options;
-	struct device_shapes shapes;
-	int r;
+	struct device_shapes shapes[2];
+	size_t scratch = 0;
+	int models, r;
 
 	if (o.fp8 && h->sizing.engine == DEVICE_ENGINE_CUDA && h->fp8 <= 0)
 		return error_set(err, -EOPNOTSUPP,
@@ -130,9 +135,11 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	                &plan, err);
 	if (r < 0)
 		return r;
-	model_shapes(plan->model, &shapes);
-	shapes.orthogonalizes = o.optimizer == OPTIMIZER_MUON;
-	arena_note(&plan->arena, BUFFER_SCRATCH, device_sizing_scratch(&h->sizing, &shapes), "device");
+	models = plan_shapes(plan, shapes);
+	shapes[0].orthogonalizes = o.optimizer == OPTIMIZER_MUON;
+	for (int i = 0; i < models; i++)
+		scratch = MAX(scratch, device_sizing_scratch(&h->sizing, &shapes[i]));
+	arena_note(&plan->arena, BUFFER_SCRATCH, scratch, "device");
 	if (plan->arena.failed)
 		return error_oom(err);
 	*out = (struct estimate){.strategy = o.strategy,
@@ -141,7 +148,7 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	                         .outputs = model_kept_outputs(plan->model),
 	                         .plan = arena_total(&plan->arena),
 	                         .copies = copies(in, &o, plan),
-	                         .outside = outside(in, plan, &shapes),
+	                         .outside = outside(in, plan, shapes, models),
 	                         .host = arena_total(&plan->host),
 	                         .disk = (size_t)shard_disk_bytes(plan->shard),
 	                         .available = (size_t)h->memory};
@@ -431,6 +438,13 @@ json_t *estimate_plan_json(const struct estimate *e)
 	                 "mfu", c->mfu);
 }
 
+static json_t *model_json(const struct model_config *c)
+{
+	return json_pack("{s:s,s:i,s:I,s:I}", "family", c->family, "layers", c->layers, "parameters",
+	                 (json_int_t)model_config_parameters(c), "active_parameters",
+	                 (json_int_t)model_config_active_parameters(c));
+}
+
 int estimate_to_json(const struct estimate_input *in, const struct estimate_list *list, json_t **out,
                      struct error *err)
 {
@@ -439,14 +453,14 @@ int estimate_to_json(const struct estimate_input *in, const struct estimate_list
 
 	for (size_t i = 0; i < list->count; i++)
 		json_array_append_new(plans, estimate_plan_json(&list->all[i]));
-	all = json_pack("{s:{s:s,s:i,s:I,s:I},s:{s:s,s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:I,s:I},s:o}", "model",
-	                "family", in->model->family, "layers", in->model->layers, "parameters",
-	                (json_int_t)model_config_parameters(in->model), "active_parameters",
-	                (json_int_t)model_config_active_parameters(in->model), "devices", "name",
-	                w->device.name, "rates", w->device.rates ? "measured" : "table", "nodes", w->nodes,
-	                "per_node", w->per_node, "memory", (json_int_t)w->device.memory, "step", "precision",
-	                in->options->fp8 ? "float8" : dtype_name(in->options->precision), "micro_batch",
-	                (json_int_t)in->options->micro_batch, "accumulation",
+	all = json_pack("{s:o,s:o*,s:{s:s,s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:I,s:I},s:o}", "model",
+	                model_json(in->model), "teacher",
+	                in->options->distillation.teacher ? model_json(in->options->distillation.teacher)
+	                                                  : NULL,
+	                "devices", "name", w->device.name, "rates", w->device.rates ? "measured" : "table",
+	                "nodes", w->nodes, "per_node", w->per_node, "memory", (json_int_t)w->device.memory,
+	                "step", "precision", in->options->fp8 ? "float8" : dtype_name(in->options->precision),
+	                "micro_batch", (json_int_t)in->options->micro_batch, "accumulation",
 	                (json_int_t)in->options->accumulation, "max_row", (json_int_t)in->max_row, "tokens",
 	                (json_int_t)list->all[0].cost.tokens, "plans", plans);
 	if (!all || json_array_size(plans) != list->count) {

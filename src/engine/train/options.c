@@ -97,6 +97,12 @@ int train_options_check(const struct train_options *o, struct error *err)
 	     "neftune_alpha, label_smoothing and dft are for pretraining and fine-tuning"},
 	    {o->preference.kind == PREFERENCE_NONE || o->router_loss <= 0,
 	     "router_loss is for pretraining and fine-tuning"},
+	    {!o->distillation.teacher || (o->distillation.weight > 0 && o->distillation.weight <= 1 &&
+	                                  o->distillation.temperature > 0),
+	     "distillation.weight has to be above 0, and 1 at most, and distillation.temperature above 0"},
+	    {!o->distillation.teacher ||
+	         (o->preference.kind == PREFERENCE_NONE && o->label_smoothing == 0 && !o->dft),
+	     "distillation is for pretraining and fine-tuning, without label_smoothing and dft"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
 	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};

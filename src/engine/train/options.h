@@ -65,7 +65,13 @@ struct train_options {
 	bool dft;
 	double router_loss; /* likewise; below 0: what the model's config says. Preferences have none. */
 	struct preference_options preference;
-	/* likewise: the device has no products of this precision, and computes them in fp32 with scratch */
+	/* Knowledge distillation, of model_options. */
+	struct {
+		const struct model_config *teacher; /* borrowed; NULL: none, and the others do not matter */
+		double weight, temperature;
+	} distillation;
+	/* As logits_bytes: the device has no products of this precision, and computes them in fp32 with
+	 * scratch */
 	bool widens;
 };
 void train_options_default(struct train_options *o);

@@ -14,6 +14,8 @@ static void place_all(struct plan *p)
 	p->shard->reusable_bytes = model_scratch(p->model, &p->shard->reusable);
 	shard_place_buffers(p->shard, &p->arena, &p->host);
 	optimizer_place_buffers(p->optimizer, &p->arena);
+	if (p->teacher.model)
+		whole_model_place(&p->teacher, &p->arena, "teacher's unit");
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
 	for (int i = 0; i < 2; i++)
@@ -50,6 +52,28 @@ static bool replaces_weights(const struct train_options *o, int world_size)
 	       o->offload != SHARD_OFFLOAD_ALL && o->quantize == SHARD_QUANTIZE_NONE;
 }
 
+/* Its logits come in the chunks of the model's. */
+static int create_teacher(struct plan *p, struct device *dev, const struct train_options *options,
+                          const struct model_options *of, struct error *err)
+{
+	struct model_options o = {.type = of->type,
+	                          .portable_attention = true,
+	                          .max_tokens = of->max_tokens,
+	                          .max_sequence = of->max_sequence,
+	                          .logits_bytes = of->logits_bytes};
+	struct device_shapes shapes;
+	int r;
+
+	if (!options->distillation.teacher)
+		return 0;
+	model_shapes(p->model, &shapes);
+	o.logits_rows = shapes.logits_rows;
+	r = whole_model_create(dev, options->distillation.teacher, &o, &p->teacher, err);
+	if (r == 0)
+		model_set_teacher(p->model, p->teacher.model);
+	return r < 0 ? error_prefix(err, "the teacher") : 0;
+}
+
 int plan_create(struct device *dev, struct comm *comm, int rank, int world_size, const struct model_config *c,
                 const struct train_options *options, int64_t max_row, struct plan **out, struct error *err)
 {
@@ -68,6 +92,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .label_smoothing = options->label_smoothing,
 	                          .dft = options->dft,
 	                          .router_loss = router_loss(options, c),
+	                          .distillation_weight = options->distillation.weight,
+	                          .distillation_temperature = options->distillation.temperature,
 	                          .recompute = options->recompute,
 	                          .kept = options->kept_blocks,
 	                          .kept_outputs = options->kept_outputs,
@@ -108,7 +134,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	    (r = optimizer_create(options->optimizer, options->momentum > 0,
 	                          options->widens ? DTYPE_F32 : options->precision, p->layout, p->shard,
 	                          &p->optimizer, err)) < 0 ||
-	    (r = model_create(dev, c, p->layout, &o, &p->model, err)) < 0)
+	    (r = model_create(dev, c, p->layout, &o, &p->model, err)) < 0 ||
+	    (r = create_teacher(p, dev, options, &o, err)) < 0)
 		return r;
 	place_all(p);
 	if (p->arena.failed || p->host.failed)
@@ -117,11 +144,21 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	return 0;
 }
 
+int plan_shapes(const struct plan *p, struct device_shapes shapes[2])
+{
+	model_shapes(p->model, &shapes[0]);
+	if (!p->teacher.model)
+		return 1;
+	model_shapes(p->teacher.model, &shapes[1]);
+	return 2;
+}
+
 void plan_free(struct plan *p)
 {
 	if (!p)
 		return;
 	model_free(p->model);
+	whole_model_clear(&p->teacher);
 	optimizer_free(p->optimizer);
 	shard_free(p->shard);
 	model_layout_free(p->layout);

@@ -9,6 +9,7 @@
 #include "engine/device/device.h"
 #include "engine/memory/arena.h"
 #include "engine/model/model.h"
+#include "engine/model/whole.h"
 #include "engine/optim/optimizer.h"
 #include "engine/shard/shard.h"
 #include "engine/train/options.h"
@@ -18,6 +19,7 @@ struct plan {
 	struct shard *shard;
 	struct model *model;
 	struct optimizer *optimizer;
+	struct whole_model teacher; /* of knowledge distillation; zeros: none */
 	struct arena arena;
 	struct arena host; /* of the host's memory, with offload */
 	/* On the device, [PLAN_SUM_RANKS + world_size]; of a preference task PREFERENCE_SUMS more, and
@@ -45,6 +47,9 @@ void plan_choose_sums(struct plan *plan, int which);
  * one. max_row: tokens of the longest row of the data. */
 int plan_create(struct device *dev, struct comm *comm, int rank, int world_size, const struct model_config *c,
                 const struct train_options *options, int64_t max_row, struct plan **out, struct error *err);
+/* Of the model and, where there is one, the teacher: how many, for what the device has beside the plan, of
+ * which both use the same. */
+int plan_shapes(const struct plan *plan, struct device_shapes shapes[2]);
 void plan_free(struct plan *plan);
 DEFINE_CLEANUP(struct plan *, plan_free)
 /* Places the buffers in `memory`, which has plan->arena.used bytes on the device, and in `host`, which has

@@ -55,9 +55,9 @@ static int allocate_sums(struct trainer *t, struct error *err)
 static int allocate(struct trainer *t, struct error *err)
 {
 	size_t batch = (size_t)t->o.micro_batch, tokens = batch * (size_t)t->max_row;
-	size_t rows = batch * (size_t)t->o.accumulation, scratch;
-	struct device_shapes shapes;
-	int r;
+	size_t rows = batch * (size_t)t->o.accumulation, scratch = 0;
+	struct device_shapes shapes[2];
+	int models, r;
 
 	t->rows = calloc(MAX(rows, batch), sizeof(*t->rows));
 	t->all_rows = calloc(rows * (size_t)t->world_size, sizeof(*t->all_rows));
@@ -75,9 +75,10 @@ static int allocate(struct trainer *t, struct error *err)
 	}
 	if ((r = preference_allocate(t, err)) < 0 || (r = allocate_sums(t, err)) < 0)
 		return r;
-	model_shapes(t->plan->model, &shapes);
-	shapes.quantized = t->plan->shard->largest_packed;
-	scratch = device_scratch_bytes(t->dev, &shapes);
+	models = plan_shapes(t->plan, shapes);
+	shapes[0].quantized = t->plan->shard->largest_packed;
+	for (int i = 0; i < models; i++)
+		scratch = MAX(scratch, device_scratch_bytes(t->dev, &shapes[i]));
 	arena_note(&t->plan->arena, BUFFER_SCRATCH, scratch, "device");
 	if ((r = device_reserve_scratch(t->dev, scratch, err)) < 0 ||
 	    (r = t->comm ? comm_alloc(t->comm, t->plan->arena.used, &t->memory, err)
@@ -87,8 +88,9 @@ static int allocate(struct trainer *t, struct error *err)
 		return r;
 	plan_bind(t->plan, t->memory, t->host);
 	trainer_set_hooks(t);
-	r = shard_connect(t->plan->shard, err);
-	return r < 0 ? r : model_prepare(t->plan->model, err);
+	if ((r = shard_connect(t->plan->shard, err)) < 0 || (r = model_prepare(t->plan->model, err)) < 0)
+		return r;
+	return t->plan->teacher.model ? model_prepare(t->plan->teacher.model, err) : 0;
 }
 
 static bool has_targets(const struct dataset *data)
@@ -215,6 +217,11 @@ const double *trainer_rank_seconds(const struct trainer *t)
 const struct model_layout *trainer_layout(const struct trainer *t)
 {
 	return t->plan->layout;
+}
+
+struct whole_model *trainer_teacher(const struct trainer *t)
+{
+	return t->plan->teacher.model ? &t->plan->teacher : NULL;
 }
 
 int64_t trainer_disk(const struct trainer *t, const char **how)

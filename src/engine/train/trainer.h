@@ -37,6 +37,7 @@
 #include "engine/device/device.h"
 #include "engine/model/layout.h"
 #include "engine/model/model_config.h"
+#include "engine/model/whole.h"
 #include "engine/train/options.h"
 
 struct trainer;
@@ -156,6 +157,9 @@ int trainer_run_step_ahead(struct trainer *t, bool more, struct train_log *log, 
 /* Mean loss over the held-out rows, all ranks together; of a preference task their measurements, too (NULL:
  * not wanted). */
 int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err);
+
+/* With o.distillation.teacher: the model whose weights are to be loaded before the first step. NULL: none. */
+struct whole_model *trainer_teacher(const struct trainer *t);
 
 /* The log-probabilities of the answers under the reference model, which tasks with a reference need before
  * the first step: of the rows of the training split, then of the held-out one, two each. */

@@ -44,12 +44,34 @@ static void fill_piece(float *piece, int64_t n, uint32_t x)
 	}
 }
 
+/* Rows of a router that are the same would send all tokens to few experts. */
+static void fill_router(float *piece, int64_t n, int64_t first)
+{
+	fill_piece(piece, n, (uint32_t)first * 2654435761u + 1);
+}
+
+_Static_assert((int)WHOLE_MODEL_PIECE <= (int)PIECE, "values has what the teacher's fill is asked for");
+
+static int fill_teacher(void *values, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                        struct error *err)
+{
+	if (p->role == PARAMETER_ROUTER)
+		fill_router(out, n, first);
+	else if (p->matrix)
+		memcpy(out, values, (size_t)n * sizeof(*out));
+	for (int64_t i = 0; i < n && !p->matrix; i++)
+		out[i] = p->start;
+	return 0;
+}
+
 static int fill(struct trainer *t, float *values, float *starts, struct error *err)
 {
 	const struct model_layout *layout = trainer_layout(t);
 	int r = 0;
 
 	fill_piece(values, PIECE, 1);
+	if (trainer_teacher(t))
+		r = whole_model_load(trainer_teacher(t), fill_teacher, values, err);
 	for (int i = 0; i < layout->parameters && r == 0; i++) {
 		const struct model_parameter *p = &layout->parameter[i];
 		int64_t first, held = is_filled(t, p) ? trainer_held(t, p, &first) : 0, n;
@@ -59,9 +81,8 @@ static int fill(struct trainer *t, float *values, float *starts, struct error *e
 			starts[at] = start;
 		for (int64_t at = 0; at < held && r == 0; at += n) {
 			n = MIN(held - at, PIECE);
-			/* Rows of a router that are the same would send all tokens to few experts. */
 			if (p->role == PARAMETER_ROUTER)
-				fill_piece(values, n, (uint32_t)(first + at) * 2654435761u + 1);
+				fill_router(values, n, first + at);
 			r = trainer_write(t, STATE_WEIGHTS, p, first + at, n, p->matrix ? values : starts,
 			                  err);
 		}

@@ -31,7 +31,7 @@ enum { LOG_SPACE = 16 << 20 };
 /* A request with all that it leaves open filled in. */
 struct check {
 	const struct run_user *user;
-	const char *directory, *program, *engine, *path, *model, *output_dir, *offload_dir, *socket;
+	const char *directory, *program, *engine, *path, *model, *teacher, *output_dir, *offload_dir, *socket;
 	bool own_mounts;
 };
 
@@ -264,6 +264,20 @@ static int check_socket(const struct check *p, struct error *err)
 	                 p->user->name, group->gr_name, p->user->name, group->gr_name);
 }
 
+/* A model that the ranks read: whether it is there. */
+static int check_model(const struct check *p, const char *what, const char *name, struct error *err)
+{
+	_cleanup_free_ char *path = str_path_join(p->directory, name);
+	int r = path ? 0 : -ENOMEM;
+
+	step("%s %s", what, path ? path : name);
+	if (r == 0)
+		r = may(path, R_OK);
+	if (r == -ENOENT && is_hub_name(name))
+		return error_set(err, r, "%s %s: No such file or directory, and " HUB_HINT, what, path);
+	return r < 0 ? error_errno(err, r, "%s %s", what, path ? path : name) : 0;
+}
+
 static int check_as_user(const struct check *p, struct error *err)
 {
 	int r;
@@ -271,16 +285,10 @@ static int check_as_user(const struct check *p, struct error *err)
 	if ((r = check_directory(p, err)) < 0 || (r = check_program(p, err)) < 0 ||
 	    (p->socket && (r = check_socket(p, err)) < 0))
 		return r;
-	if (p->model) {
-		_cleanup_free_ char *path = str_path_join(p->directory, p->model);
-
-		step("model %s", path ? path : p->model);
-		r = path ? may(path, R_OK) : -ENOMEM;
-		if (r == -ENOENT && is_hub_name(p->model))
-			error_set(err, r, "model %s: No such file or directory, and " HUB_HINT, path);
-		else if (r < 0)
-			error_errno(err, r, "model %s", path ? path : p->model);
-	}
+	if (p->model)
+		r = check_model(p, "model", p->model, err);
+	if (r == 0 && p->teacher)
+		r = check_model(p, "teacher", p->teacher, err);
 	if (r == 0 && p->output_dir)
 		r = check_output(p, err);
 	if (r == 0 && p->offload_dir)
@@ -308,6 +316,7 @@ static int check(const struct preflight_request *request, struct error *err)
 	    .engine = request->engine,
 	    .path = request->path,
 	    .model = request->model,
+	    .teacher = request->teacher,
 	    .output_dir = request->output_dir,
 	    .offload_dir = request->offload_dir,
 	    .socket = request->socket,
