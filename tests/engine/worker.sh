@@ -70,3 +70,12 @@ near() {
 	paste -d ' ' <(loss_values "$1") <(loss_values "$2") |
 		awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "'"$2"': largest difference of the losses %.1e\n", max; exit !(n == 20 && max <= 1e-5) }'
 }
+# within A B PART: whether the losses of 20 steps differ by less than PART of them.
+within() {
+	paste -d ' ' <(loss_values "$1") <(loss_values "$2") |
+		awk '{ d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > max) max = d; n++ } END { printf "'"$2"': largest difference of the losses %.4f of them\n", max; exit !(n == 20 && max < '"$3"') }'
+}
+# same_run A B: the losses and the weights have the same bits.
+same_run() {
+	diff <(losses "$tmp/$1") <(losses "$tmp/$2") && cmp "$tmp/$1/model.safetensors" "$tmp/$2/model.safetensors" || fail "$2: not the losses and the weights of $1"
+}

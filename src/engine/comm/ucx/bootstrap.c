@@ -573,7 +573,7 @@ static int connect_all(struct bootstrap *m, struct error *err)
 				keep = false;
 			if (!keep && conn->fd >= 0 && conn->rank >= 0 && has_tried_all(m, conn) &&
 			    clock_monotonic() - conn->since < RETRY_PAUSE) {
-				/* Nobody listens, as after the rank's death: not again at once. */
+				/* Nothing listens there, as after the rank's death: not again at once. */
 				close(conn->fd);
 				conn->fd = -1;
 			} else if (!keep && conn->rank >= 0)
