@@ -214,6 +214,42 @@ static const struct key run_key_list[] = {
     {"distillation", "temperature", KEY_NUMBER, F(distillation.temperature), "1.5", 0.01, 1000, NULL,
      "by which the logits of both are divided, in the teacher's part of the loss"},
 
+    {"grpo", "reward", KEY_TEXTS, F(grpo.reward), NULL, 0, 0, NULL,
+     "program and arguments: gives each completion its reward; dtrain-run(5) says how"},
+    {"grpo", "reward_model", KEY_STRING, F(grpo.reward_model), NULL, 0, 0, NULL,
+     "Hugging Face directory of a reward model with the same tokenizer, whose scores are rewards, too"},
+    {"grpo", "generations", KEY_INT, F(grpo.generations), "8", 2, 4096, NULL,
+     "completions of each prompt, which are compared with each other"},
+    {"grpo", "max_new_tokens", KEY_INT, F(grpo.max_new_tokens), "256", 1, 1 << 20, NULL,
+     "of a completion at most"},
+    {"grpo", "temperature", KEY_NUMBER, F(grpo.temperature), "1", 0.01, 100, NULL,
+     "of the choice of tokens, and of their probabilities in the loss"},
+    {"grpo", "top_k", KEY_INT, F(grpo.top_k), "0", 0, 1e9, NULL,
+     "choose among the k likeliest tokens; 0: all"},
+    {"grpo", "top_p", KEY_NUMBER, F(grpo.top_p), "1", 0, 1, NULL,
+     "choose among the likeliest tokens that hold this much of the probability"},
+    {"grpo", "min_p", KEY_NUMBER, F(grpo.min_p), "0", 0, 1, NULL,
+     "choose among the tokens that are at least so many times as likely as the likeliest"},
+    {"grpo", "loss", KEY_CHOICE, F(grpo.loss), "dapo", 0, 0, "grpo|dapo|dr_grpo|cispo",
+     "how the losses of tokens are put together"},
+    {"grpo", "level", KEY_CHOICE, F(grpo.level), "token", 0, 0, "token|sequence",
+     "of what the ratio of probabilities is; sequence: of the whole completion (GSPO)"},
+    {"grpo", "scale", KEY_CHOICE, F(grpo.scale), "group", 0, 0, "group|batch|none",
+     "whose standard deviation of rewards advantages are divided by"},
+    {"grpo", "beta", KEY_NUMBER, F(grpo.beta), "0", 0, 1000, NULL,
+     "weight of the divergence from the reference model; 0: there is none, and no memory for it"},
+    {"grpo", "epsilon", KEY_NUMBER, F(grpo.epsilon), "0.2", 1e-6, 1, NULL,
+     "a ratio of probabilities counts from 1 - epsilon"},
+    {"grpo", "epsilon_high", KEY_NUMBER, F(grpo.epsilon_high), "0", 0, 1000, NULL,
+     "and up to 1 + epsilon_high; 0: epsilon; of cispo the highest ratio, 0: 5"},
+    {"grpo", "iterations", KEY_INT, F(grpo.iterations), "1", 1, 1000, NULL, "steps on the same completions"},
+    {"grpo", "mask_truncated", KEY_BOOL, F(grpo.mask_truncated), "false", 0, 0, NULL,
+     "completions that are cut off by max_new_tokens do not count in the loss"},
+    {"grpo", "sequences", KEY_INT, F(grpo.sequences), "0", 0, 4096, NULL,
+     "completions that a rank generates at once; 0: all of a step"},
+    {"grpo", "reference", KEY_STRING, F(grpo.reference), NULL, 0, 0, NULL,
+     "with beta: Hugging Face directory of the reference model; default: model.path"},
+
     {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "auto", 0, 0,
      "ddp|zero1|zero2|zero3|hybrid|auto",
      "what of the model each rank holds; auto: the fastest that fits into memory"},
@@ -326,7 +362,7 @@ struct reading {
 
 const struct key run_task_key = {
     NULL,        "task", KEY_CHOICE, offsetof(struct reading, task),
-    NULL,        0,      0,          "pretrain|sft|dpo|orpo|simpo|kto|reward|generate|command",
+    NULL,        0,      0,          "pretrain|sft|dpo|orpo|simpo|kto|reward|grpo|generate|command",
     "what to do"};
 
 void run_config_free(struct run_config *c)
@@ -514,8 +550,8 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
  * its parts. */
 static bool is_for_training(const struct key *key)
 {
-	static const char *const sections[] = {"data",       "train",        "lora",
-	                                       "preference", "distillation", "generate"};
+	static const char *const sections[] = {"data",         "train", "lora",    "preference",
+	                                       "distillation", "grpo",  "generate"};
 
 	for (size_t i = 0; key->section && i < ARRAY_SIZE(sections); i++)
 		if (str_eq(key->section, sections[i]))

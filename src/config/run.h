@@ -25,6 +25,7 @@ enum run_task {
 	RUN_SIMPO,
 	RUN_KTO,
 	RUN_REWARD,
+	RUN_GRPO,
 	RUN_GENERATE,
 	RUN_COMMAND
 };
@@ -126,6 +127,24 @@ struct run_config {
 		double weight; /* of the teacher's part of the loss */
 		double temperature;
 	} distillation;
+
+	struct {
+		char **reward;       /* argv of the program that gives the rewards; */
+		char *reward_model;  /* Hugging Face directory, whose scores are added to these; NULL: none */
+		int64_t generations; /* completions of each prompt */
+		int64_t max_new_tokens;
+		double temperature, top_p, min_p;
+		int64_t top_k;
+		char *loss;  /* grpo dapo dr_grpo cispo */
+		char *level; /* token sequence: what a ratio is of */
+		char *scale; /* group batch none: by whose standard deviation advantages are divided */
+		double beta; /* weight of the divergence from the reference; 0: there is none */
+		double epsilon, epsilon_high; /* epsilon_high 0: epsilon, or of cispo 5 */
+		int64_t iterations;           /* steps on the same completions */
+		bool mask_truncated;          /* completions that have not ended do not count */
+		int64_t sequences;            /* generated at once on a rank; 0: all of a step */
+		char *reference;              /* Hugging Face directory; default: model.path */
+	} grpo;
 
 	struct {
 		char *strategy; /* ddp zero1 zero2 zero3 hybrid auto */

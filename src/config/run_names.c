@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What other programs call the keys of a run file: LLaMA-Factory, MiniMind, the TrainingArguments of
- * transformers, PEFT, TRL, DeepSpeed, accelerate and torchrun. Each is in a table of dtrain-run(5). Names
- * that are ours too, in whichever group, are not here. */
+ * transformers, PEFT, TRL, AITraining, DeepSpeed, accelerate and torchrun. Each is in a table of
+ * dtrain-run(5). Names that are ours too, in whichever group, are not here. */
 #include "config/run_names.h"
 #include "base/str.h"
 
@@ -17,6 +17,7 @@ const struct key_name run_other_names[] = {
     {"max_seq_len", "data.max_length"},
     {"model_max_length", "data.max_length"},
     {"block_size", "data.max_length"},
+    {"max_prompt_length", "data.max_length"},
     {"neat_packing", "data.packing"},
     {"val_size", "data.eval_fraction"},
     {"num_train_epochs", "train.epochs"},
@@ -78,11 +79,30 @@ const struct key_name run_other_names[] = {
     {"dpo_label_smoothing", "preference.label_smoothing"},
     {"kto_chosen_weight", "preference.desirable_weight"},
     {"kto_rejected_weight", "preference.undesirable_weight"},
-    {"ref_model", "preference.reference"},
+    {"ref_model", "preference.reference, or grpo.reference"},
     {"teacher_model", "distillation.teacher"},
     {"teacher_model_name_or_path", "distillation.teacher"},
     {"distill_alpha", "distillation.weight"},
     {"distill_temperature", "distillation.temperature"},
+    {"reward_funcs", "grpo.reward, a program"},
+    {"rl_reward_fn", "grpo.reward, a program"},
+    {"rl_reward_model_path", "grpo.reward_model"},
+    {"num_generations", "grpo.generations"},
+    {"rl_num_generations", "grpo.generations"},
+    {"max_completion_length", "grpo.max_new_tokens"},
+    {"rl_max_new_tokens", "grpo.max_new_tokens"},
+    {"rl_temperature", "grpo.temperature"},
+    {"rl_top_k", "grpo.top_k"},
+    {"rl_top_p", "grpo.top_p"},
+    {"loss_type", "grpo.loss, or preference.loss"},
+    {"rl_loss_type", "grpo.loss"},
+    {"importance_sampling_level", "grpo.level"},
+    {"scale_rewards", "grpo.scale"},
+    {"rl_kl_coef", "grpo.beta"},
+    {"rl_clip_range", "grpo.epsilon"},
+    {"num_iterations", "grpo.iterations"},
+    {"mask_truncated_completions", "grpo.mask_truncated"},
+    {"rl_mask_truncated_completions", "grpo.mask_truncated"},
     {"deepspeed", "parallel.strategy"},
     {"fsdp", "parallel.strategy"},
     {"zero_stage", "parallel.strategy"},
@@ -130,5 +150,7 @@ const struct key_name run_other_names[] = {
     {"main_process_port", NULL},
     {"rdzv_backend", NULL},
     {"rdzv_endpoint", NULL},
+    {"use_vllm", NULL},
+    {"vllm_mode", NULL},
     {NULL, NULL},
 };

@@ -159,7 +159,16 @@ static void check_model(struct check *k)
 	before = k->wrong;
 	if (run_task_trains(k->c->task)) {
 		k->vocab_size = model.vocab;
-		if (k->c->data.max_length > model.max_positions)
+		if (k->c->task == RUN_GRPO &&
+		    k->c->data.max_length + k->c->grpo.max_new_tokens > model.max_positions)
+			print_good(
+			    k, "warning",
+			    "data.max_length and grpo.max_new_tokens are %lld together, but the model's "
+			    "max_position_embeddings is %lld: completions of long prompts are cut off "
+			    "before they have grpo.max_new_tokens",
+			    (long long)(k->c->data.max_length + k->c->grpo.max_new_tokens),
+			    (long long)model.max_positions);
+		else if (k->c->data.max_length > model.max_positions)
 			print_good(k, "warning",
 			           "data.max_length is %lld, but the model's max_position_embeddings is "
 			           "%lld",
@@ -199,9 +208,8 @@ static void check_adapter(struct check *k)
 }
 
 /* The reference has the shape of the model. */
-static void check_reference(struct check *k)
+static void check_reference(struct check *k, const char *key, const char *path)
 {
-	const char *path = k->c->preference.reference;
 	struct model_config model;
 	struct error err = ERROR_INIT;
 	int r = is_directory(path) ? 0 : error_set(&err, -ENOTDIR, "%s is not a directory", path);
@@ -210,7 +218,7 @@ static void check_reference(struct check *k)
 	    (r = model_config_read(k->c->model.path ? k->c->model.path : k->c->model.init, &model, &err)) <
 	        0 ||
 	    (r = check_weights(path, &model, &err)) < 0)
-		print_wrong(k, "preference.reference", &err);
+		print_wrong(k, key, &err);
 	else
 		print_good(k, "reference", "%s", path);
 }
@@ -219,7 +227,7 @@ static void check_reference(struct check *k)
 static int compare_tokenizers(struct check *k, struct tokenizer *tok, const struct model_config *teacher,
                               struct error *err)
 {
-	const char *path = k->c->distillation.teacher;
+	const char *path = options_other_path(k->c);
 	_cleanup_free_ char *own = run_config_tokenizer(k->c);
 	_cleanup_(tokenizer_freep) struct tokenizer *other = NULL;
 	struct error ignored = ERROR_INIT;
@@ -238,30 +246,31 @@ static int compare_tokenizers(struct check *k, struct tokenizer *tok, const stru
 	return r;
 }
 
-/* A model of any shape, with its weights. */
-static void check_teacher(struct check *k, struct tokenizer *tok)
+/* A teacher, or a reward model that gives rewards: of any shape, with its weights. */
+static void check_other(struct check *k, struct tokenizer *tok)
 {
-	const char *path = k->c->distillation.teacher;
+	const char *path = options_other_path(k->c), *key = options_other_key(k->c);
+	int64_t row = k->c->data.max_length + (k->c->task == RUN_GRPO ? k->c->grpo.max_new_tokens : 0);
 	struct train_options o;
 	struct model_config model;
 	struct error err = ERROR_INIT;
 	char size[120];
 
-	if (options_teacher(k->c, &model, &o, &err) < 0) {
+	if (options_other_model(k->c, &model, &o, &err) < 0) {
 		print_wrong(k, NULL, &err);
 		return;
 	}
-	if (options_teacher_length(k->c, &model, &err) < 0 || check_weights(path, &model, &err) < 0 ||
+	if (options_other_length(k->c, &model, &err) < 0 || check_weights(path, &model, &err) < 0 ||
 	    (tok && compare_tokenizers(k, tok, &model, &err) < 0)) {
-		print_wrong(k, "distillation.teacher", &err);
+		print_wrong(k, key, &err);
 		return;
 	}
-	print_good(k, "teacher", "%s: %s, %d layers, %s", path, model.family, model.layers,
-	           model_size_words(size, sizeof(size), &model));
-	if (k->c->data.max_length > model.max_positions)
+	print_good(k, k->c->task == RUN_GRPO ? "rewards" : "teacher", "%s: %s, %d layers, %s", path,
+	           model.family, model.layers, model_size_words(size, sizeof(size), &model));
+	if (row > model.max_positions)
 		print_good(k, "warning",
-		           "data.max_length is %lld, but the teacher's max_position_embeddings is %lld",
-		           (long long)k->c->data.max_length, (long long)model.max_positions);
+		           "rows may have %lld tokens, but max_position_embeddings of %s is %lld",
+		           (long long)row, key, (long long)model.max_positions);
 }
 
 static struct tokenizer *check_tokenizer(struct check *k)
@@ -424,7 +433,7 @@ static void check_data(struct check *k)
 		                                               : source_format_name(list.items[i].format));
 	if (list.count > FILES_SHOWN)
 		print_good(k, "data", "and %zu more files", list.count - FILES_SHOWN);
-	if (run_task_prefers(k->c->task))
+	if (run_task_prefers(k->c->task) || k->c->task == RUN_GRPO)
 		check_examples(k, &list);
 	source_list_free(&list);
 }
@@ -505,9 +514,9 @@ static int check_executable(const char *path)
 	return access(path, X_OK) < 0 ? -errno : 0;
 }
 
-static void check_command(struct check *k)
+static void check_program(struct check *k, const char *key, const char *program)
 {
-	const char *program = k->c->command[0], *search = getenv("PATH") ?: "/usr/bin:/bin";
+	const char *search = getenv("PATH") ?: "/usr/bin:/bin";
 	_cleanup_free_ char *copy = NULL, *found = NULL;
 	struct error err = ERROR_INIT;
 	char *rest, *part;
@@ -532,7 +541,7 @@ static void check_command(struct check *k)
 			error_set(&err, -ENOENT, "no program %s in PATH (%s)", program, search);
 	}
 	if (err.code < 0)
-		print_wrong(k, "command", &err);
+		print_wrong(k, key, &err);
 	else
 		print_good(k, "program", "%s", found ? found : program);
 }
@@ -550,7 +559,7 @@ static void check_all(struct check *k)
 		return;
 	}
 	if (k->c->task == RUN_COMMAND) {
-		check_command(k);
+		check_program(k, "command", k->c->command[0]);
 		return;
 	}
 	check_model(k);
@@ -562,9 +571,13 @@ static void check_all(struct check *k)
 	if (chats)
 		check_tool_prompt(k);
 	if (k->c->preference.reference)
-		check_reference(k);
-	if (k->c->distillation.teacher)
-		check_teacher(k, tok);
+		check_reference(k, "preference.reference", k->c->preference.reference);
+	if (k->c->grpo.reference)
+		check_reference(k, "grpo.reference", k->c->grpo.reference);
+	if (k->c->grpo.reward)
+		check_program(k, "grpo.reward", k->c->grpo.reward[0]);
+	if (options_other_path(k->c))
+		check_other(k, tok);
 	if (trains) {
 		check_steps(k);
 		check_data(k);

@@ -33,7 +33,7 @@ enum { GPUS_OF_A_NODE = 8 };
 
 struct subject {
 	struct run_config *config;
-	struct model_config model, teacher; /* teacher: with distillation.teacher */
+	struct model_config model, other; /* other: a teacher, or a reward model that gives rewards */
 	struct train_options options;
 	struct hardware_set where;
 	struct rates *rates; /* measured on such a device; NULL: none */
@@ -215,7 +215,7 @@ static int read_subject(struct subject *s, const char *path, const char *const *
 	    (r = hf_choose_head(&s->model, s->config->task == RUN_REWARD, model, err)) < 0)
 		return r;
 	r = options_train(s->config, &s->options, err);
-	return r < 0 ? r : options_teacher(s->config, &s->teacher, &s->options, err);
+	return r < 0 ? r : options_other_model(s->config, &s->other, &s->options, err);
 }
 
 /* "auto" is bf16 where the devices multiply it. */
@@ -259,7 +259,9 @@ static void print_models(const struct subject *s)
 {
 	print_model("model", &s->model);
 	if (s->options.distillation.teacher)
-		print_model("teacher", &s->teacher);
+		print_model("teacher", &s->other);
+	if (s->options.policy.reward_model)
+		print_model("rewards", &s->other);
 }
 
 static void print_head(const struct subject *s, const struct estimate_list *list)
@@ -274,7 +276,7 @@ static void print_head(const struct subject *s, const struct estimate_list *list
 	printf("step     %s, %s of %lld tokens a rank, %s: %lld tokens in %s\n",
 	       str_count(count, sizeof(count), ranks, "rank"),
 	       str_count(rows, sizeof(rows), s->options.micro_batch, "row"),
-	       (long long)s->config->data.max_length,
+	       (long long)options_longest_row(s->config, &s->model),
 	       str_count(steps, sizeof(steps), s->options.accumulation, "micro-step"),
 	       (long long)list->all[0].cost.tokens,
 	       s->options.fp8 ? "fp8" : precision_name(s->options.precision));
@@ -371,7 +373,8 @@ static const struct estimate *run_of(const struct subject *s, const struct estim
 static int print_estimate(const struct subject *s, const struct estimate_list *list, bool json)
 {
 	_cleanup_json_ json_t *out = NULL;
-	struct estimate_input in = {&s->model, &s->options, s->config->data.max_length, &s->where};
+	struct estimate_input in = {&s->model, &s->options, options_longest_row(s->config, &s->model),
+	                            &s->where};
 	struct error err = ERROR_INIT;
 
 	if (json) {
@@ -461,7 +464,8 @@ static int measure(bool alone)
 
 static int estimate(struct client *client, struct subject *s, const char *devices, bool scales, bool json)
 {
-	struct estimate_input in = {&s->model, &s->options, s->config->data.max_length, &s->where};
+	struct estimate_input in = {&s->model, &s->options, options_longest_row(s->config, &s->model),
+	                            &s->where};
 	struct estimate_list list;
 	struct hardware named;
 	struct error err = ERROR_INIT;
@@ -561,20 +565,21 @@ static int check_tuning(const struct subject *s, struct error *err)
 }
 
 /* Where only the nodes have it, they look for it. */
-static int take_teacher(struct subject *s, struct error *err)
+static int take_other(struct subject *s, struct error *err)
 {
-	const char *name = s->config->distillation.teacher;
-	char *path = name ? str_path_join(s->config->directory, name) : NULL;
+	char **key =
+	    s->config->task == RUN_GRPO ? &s->config->grpo.reward_model : &s->config->distillation.teacher;
+	char *path = *key ? str_path_join(s->config->directory, *key) : NULL;
 
-	if (name && !path)
+	if (*key && !path)
 		return error_oom(err);
 	if (!path || !file_exists(path)) {
 		free(path);
 		return 0;
 	}
-	free(s->config->distillation.teacher);
-	s->config->distillation.teacher = path;
-	return options_teacher(s->config, &s->teacher, &s->options, err);
+	free(*key);
+	*key = path;
+	return options_other_model(s->config, &s->other, &s->options, err);
 }
 
 int estimate_refuse(struct client *client, const json_t *config)
@@ -601,7 +606,7 @@ int estimate_refuse(struct client *client, const json_t *config)
 	if (hf_choose_head(&s.model, s.config->task == RUN_REWARD, model, &err) < 0 ||
 	    options_train(s.config, &s.options, &err) < 0)
 		return 0;
-	if (take_teacher(&s, &err) < 0)
+	if (take_other(&s, &err) < 0)
 		return client_fail(EXIT_FAILURE, "%s", err.message);
 	if (s.options.tuning.kind != TUNE_ALL && check_tuning(&s, &err) < 0)
 		return client_fail(EXIT_FAILURE, "%s", err.message);

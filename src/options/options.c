@@ -11,10 +11,14 @@
 #include "engine/checkpoint/hf.h"
 #include "options/precision_names.h"
 
+/* The highest ratio of CISPO where a run says nothing. */
+#define CISPO_HIGHEST 5
+
 enum dataset_task options_dataset_task(enum run_task task)
 {
 	return task == RUN_KTO          ? DATASET_LABELS
 	       : run_task_prefers(task) ? DATASET_PAIRS
+	       : task == RUN_GRPO       ? DATASET_PROMPTS
 	       : task == RUN_SFT        ? DATASET_SFT
 	                                : DATASET_PRETRAIN;
 }
@@ -36,6 +40,36 @@ static void read_preference(const struct run_config *c, struct preference_option
 	                                   .label_smoothing = c->preference.label_smoothing,
 	                                   .desirable_weight = c->preference.desirable_weight,
 	                                   .undesirable_weight = c->preference.undesirable_weight};
+}
+
+static void read_policy(const struct run_config *c, struct policy_options *out)
+{
+	bool cispo = str_eq(c->grpo.loss, "cispo");
+
+	if (c->task != RUN_GRPO)
+		return;
+	*out = (struct policy_options){.generations = (int)c->grpo.generations,
+	                               .max_tokens = c->grpo.max_new_tokens,
+	                               .sequences = (int)c->grpo.sequences,
+	                               .temperature = c->grpo.temperature,
+	                               .top_k = c->grpo.top_k,
+	                               .top_p = c->grpo.top_p,
+	                               .min_p = c->grpo.min_p,
+	                               .beta = c->grpo.beta,
+	                               .epsilon = {c->grpo.epsilon, c->grpo.epsilon_high > 0
+	                                                                ? c->grpo.epsilon_high
+	                                                            : cispo ? CISPO_HIGHEST
+	                                                                    : c->grpo.epsilon},
+	                               .iterations = (int)c->grpo.iterations,
+	                               .loss = cispo                             ? POLICY_CISPO
+	                                       : str_eq(c->grpo.loss, "grpo")    ? POLICY_GRPO
+	                                       : str_eq(c->grpo.loss, "dr_grpo") ? POLICY_DR_GRPO
+	                                                                         : POLICY_DAPO,
+	                               .scale = str_eq(c->grpo.scale, "batch")  ? POLICY_SCALE_BATCH
+	                                        : str_eq(c->grpo.scale, "none") ? POLICY_SCALE_NONE
+	                                                                        : POLICY_SCALE_GROUP,
+	                               .of_sequences = str_eq(c->grpo.level, "sequence"),
+	                               .mask_unfinished = c->grpo.mask_truncated};
 }
 
 void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out)
@@ -88,6 +122,7 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 {
 	train_options_default(out);
 	read_preference(c, &out->preference);
+	read_policy(c, &out->policy);
 	out->epochs = c->train.epochs;
 	out->max_steps = c->train.max_steps;
 	out->micro_batch = c->train.micro_batch;
@@ -199,35 +234,68 @@ static int refuse_others(const char *path, struct error *err)
 	return 0;
 }
 
-int options_teacher(const struct run_config *c, struct model_config *teacher, struct train_options *out,
-                    struct error *err)
+const char *options_other_path(const struct run_config *c)
 {
-	const char *path = c->distillation.teacher;
+	return c->task == RUN_GRPO ? c->grpo.reward_model : c->distillation.teacher;
+}
+
+const char *options_other_key(const struct run_config *c)
+{
+	return !options_other_path(c) ? NULL
+	       : c->task == RUN_GRPO  ? "grpo.reward_model"
+	                              : "distillation.teacher";
+}
+
+int options_other_model(const struct run_config *c, struct model_config *other, struct train_options *out,
+                        struct error *err)
+{
+	const char *path = options_other_path(c), *key = options_other_key(c);
+	bool scores = c->task == RUN_GRPO;
 	int r;
 
 	if (!path)
 		return 0;
-	if ((r = refuse_others(path, err)) < 0 || (r = model_config_read(path, teacher, err)) < 0)
-		return error_prefix(err, "distillation.teacher");
-	if (teacher->scores)
-		return error_set(err, -EINVAL,
-		                 "distillation.teacher: %s is a reward model; a model of tokens is needed",
+	if ((r = refuse_others(path, err)) < 0 || (r = model_config_read(path, other, err)) < 0)
+		return error_prefix(err, "%s", key);
+	if (!scores && other->scores)
+		return error_set(err, -EINVAL, "%s: %s is a reward model; a model of tokens is needed", key,
 		                 path);
-	if ((r = hf_choose_head(teacher, false, path, err)) < 0)
-		return error_prefix(err, "distillation.teacher");
-	out->distillation.teacher = teacher;
+	if (scores && !other->scores)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: %s is a model of tokens; one that gives scores is needed, such as the task "
+		    "reward makes",
+		    key, path);
+	if ((r = hf_choose_head(other, scores, path, err)) < 0)
+		return error_prefix(err, "%s", key);
+	if (scores)
+		out->policy.reward_model = other;
+	else
+		out->distillation.teacher = other;
 	return 0;
 }
 
-int options_teacher_length(const struct run_config *c, const struct model_config *teacher, struct error *err)
+int options_other_length(const struct run_config *c, const struct model_config *other, struct error *err)
 {
-	if (!teacher->learned_positions || c->data.max_length <= teacher->max_positions)
+	int64_t row =
+	    c->data.max_length + (c->task == RUN_GRPO ? c->grpo.max_new_tokens + POLICY_CLOSING_MOST : 0);
+
+	if (!other->learned_positions || row <= other->max_positions)
 		return 0;
-	return error_set(
-	    err, -EINVAL,
-	    "%s has %lld positions, fewer than data.max_length, which is %lld; lower it, or name "
-	    "another teacher",
-	    c->distillation.teacher, (long long)teacher->max_positions, (long long)c->data.max_length);
+	return error_set(err, -EINVAL,
+	                 "%s has %lld positions, fewer than %s, which is %lld; lower it, or name "
+	                 "another %s",
+	                 options_other_path(c), (long long)other->max_positions,
+	                 c->task == RUN_GRPO ? "data.max_length with grpo.max_new_tokens" : "data.max_length",
+	                 (long long)row, c->task == RUN_GRPO ? "reward model" : "teacher");
+}
+
+int64_t options_longest_row(const struct run_config *c, const struct model_config *model)
+{
+	int64_t prompt = c->data.max_length;
+
+	return c->task == RUN_GRPO ? MAX(MIN(prompt + c->grpo.max_new_tokens, model->max_positions), 2)
+	                           : prompt;
 }
 
 char *options_config(const struct run_config *c)

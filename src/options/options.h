@@ -14,12 +14,17 @@ void options_dataset(const struct run_config *c, const char *cache_dir, struct d
 bool options_strategy_is_auto(const struct run_config *c);
 bool options_recompute_is_auto(const struct run_config *c); /* the same of train.recompute */
 int options_train(const struct run_config *c, struct train_options *out, struct error *err);
-/* Of a run with distillation.teacher: reads the teacher's config.json into *teacher, which *out then borrows.
- * 0 where it has none. */
-int options_teacher(const struct run_config *c, struct model_config *teacher, struct train_options *out,
-                    struct error *err);
-/* -EINVAL where a row of data.max_length is longer than a teacher can read. */
-int options_teacher_length(const struct run_config *c, const struct model_config *teacher, struct error *err);
+/* Of a run with distillation.teacher or grpo.reward_model: reads the config.json of that model into *other,
+ * which *out then borrows. 0 where it has none. */
+int options_other_model(const struct run_config *c, struct model_config *other, struct train_options *out,
+                        struct error *err);
+/* The key of that model and its directory; NULL: the run has none. */
+const char *options_other_key(const struct run_config *c);
+const char *options_other_path(const struct run_config *c);
+/* -EINVAL where a row is longer than it can read. */
+int options_other_length(const struct run_config *c, const struct model_config *other, struct error *err);
+/* Tokens of the longest row that the run may have; completions end where the model's positions do. */
+int64_t options_longest_row(const struct run_config *c, const struct model_config *model);
 enum device_attention_choice options_attention(const struct run_config *c);
 /* Owned by the caller; NULL: out of memory. */
 char *options_tokenizer(const struct run_config *c); /* directory or file to load the tokenizer from */

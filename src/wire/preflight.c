@@ -30,6 +30,7 @@ static const struct field request_fields[] = {
     F(directory, FIELD_STRING, FIELD_OPTIONAL),      F(program, FIELD_STRING, FIELD_REQUIRED),
     F(engine, FIELD_STRING, FIELD_OPTIONAL),         F(path, FIELD_STRING, FIELD_OPTIONAL),
     F(model, FIELD_STRING, FIELD_OPTIONAL),          F(teacher, FIELD_STRING, FIELD_OPTIONAL),
+    F(reward_model, FIELD_STRING, FIELD_OPTIONAL),   F(reference, FIELD_STRING, FIELD_OPTIONAL),
     F(output_dir, FIELD_STRING, FIELD_OPTIONAL),     F(offload_dir, FIELD_STRING, FIELD_OPTIONAL),
     F(log_dir, FIELD_STRING, FIELD_OPTIONAL),        F(socket, FIELD_STRING, FIELD_OPTIONAL),
     F(own_mounts, FIELD_BOOL, FIELD_DEFAULT),

@@ -21,16 +21,16 @@ MESSAGE_DECLARE(run_user)
 struct preflight_request {
 	char *user;
 	int64_t uid;
-	char *directory;   /* absolute; optional: the user's home */
-	char *program;     /* argv[0] */
-	char *engine;      /* "cuda", "cpu": whose package has program; optional: the user's own program */
-	char *path;        /* PATH of the run; optional */
-	char *model;       /* relative to directory; optional: none */
-	char *teacher;     /* the same */
-	char *output_dir;  /* optional: not to be checked here */
-	char *offload_dir; /* optional: none */
-	char *log_dir;     /* optional: not to be checked */
-	char *socket;      /* of the service, which the program uses; optional: it does not */
+	char *directory; /* absolute; optional: the user's home */
+	char *program;   /* argv[0] */
+	char *engine;    /* "cuda", "cpu": whose package has program; optional: the user's own program */
+	char *path;      /* PATH of the run; optional */
+	char *model;     /* relative to directory; optional: none */
+	char *teacher, *reward_model, *reference; /* the same */
+	char *output_dir;                         /* optional: not to be checked here */
+	char *offload_dir;                        /* optional: none */
+	char *log_dir;                            /* optional: not to be checked */
+	char *socket; /* of the service, which the program uses; optional: it does not */
 	/* The ranks do not have the mounts of the process that looks, which may be read-only for it alone;
 	 * optional. */
 	bool own_mounts;

@@ -37,7 +37,13 @@ static void print_warning(void *context, const char *message)
 /* A document that is longer than the model has seen is no error, but is reported. */
 static void warn_of_length(const struct training *t)
 {
-	if (training_first_rank(t) && t->c->data.max_length > t->model.max_positions)
+	if (training_first_rank(t) && t->c->task == RUN_GRPO &&
+	    t->c->data.max_length + t->c->grpo.max_new_tokens > t->model.max_positions)
+		printf("warning: data.max_length and grpo.max_new_tokens are %" PRId64
+		       " together, but the model's max_position_embeddings is %" PRId64
+		       ": completions of long prompts are cut off before they have grpo.max_new_tokens\n",
+		       t->c->data.max_length + t->c->grpo.max_new_tokens, t->model.max_positions);
+	else if (training_first_rank(t) && t->c->data.max_length > t->model.max_positions)
 		printf("warning: data.max_length is %" PRId64
 		       ", but the model's max_position_embeddings is %" PRId64 "\n",
 		       t->c->data.max_length, t->model.max_positions);
@@ -89,15 +95,16 @@ static void warn_of_padding(const struct training *t)
 static void digest_inputs(struct training *t)
 {
 	int32_t special[] = {tokenizer_bos(t->tok), tokenizer_eos(t->tok), tokenizer_pad(t->tok)};
+	const char *other = options_other_path(t->c);
 	struct agreement_item *in = t->inputs;
 
 	/* Of what was read, not of the file, because other releases of transformers write other keys as
 	 * well. */
 	in[INPUT_CONFIG] =
 	    (struct agreement_item){"the model's configuration", t->config, model_config_digest(&t->model)};
-	in[INPUT_TEACHER] = (struct agreement_item){
-	    "the teacher's configuration", t->c->distillation.teacher ? t->c->distillation.teacher : "",
-	    t->c->distillation.teacher ? model_config_digest(&t->teacher) : 0};
+	in[INPUT_OTHER] = (struct agreement_item){
+	    t->c->task == RUN_GRPO ? "the reward model's configuration" : "the teacher's configuration",
+	    other ? other : "", other ? model_config_digest(&t->other) : 0};
 	in[INPUT_TOKENIZER] = (struct agreement_item){
 	    "the tokenizer", t->tokenizer, hash_bytes(special, sizeof(special), tokenizer_hash(t->tok))};
 	in[INPUT_PADDING] = (struct agreement_item){
@@ -128,6 +135,22 @@ static void print_cut(const struct training *t, int64_t examples)
 		printf("%s of them left out\n", str_count(tokens, sizeof(tokens), rest, "token"));
 	else
 		puts("the rest of each is left out");
+}
+
+/* How many prompts have an answer, which their rewards may be meant to depend on. */
+static void print_answers(const struct training *t)
+{
+	int64_t n = 0;
+
+	for (int64_t i = 0; i < dataset_rows(t->data); i++)
+		n += dataset_row_counted(t->data, i) > 0;
+	if (n > 0)
+		printf("answers: %" PRId64 " of %" PRId64 " prompts have one, for what gives the rewards\n",
+		       n, dataset_rows(t->data));
+	else if (t->c->grpo.reward)
+		printf(
+		    "warning: no prompt has an answer for the reward program; where the data have some, name "
+		    "their column: data.columns = { response = \"…\"; }\n");
 }
 
 static void print_data(const struct training *t)
@@ -165,13 +188,69 @@ static void warn_of_labels(const struct training *t)
 		       kinds[1] ? "true" : "false");
 }
 
+/* ---- completions ---- */
+
+static bool is_end(const struct training *t, int32_t id)
+{
+	for (size_t i = 0; i < t->ends.len; i++)
+		if (t->ends.ids[i] == id)
+			return true;
+	return false;
+}
+
+/* What the template writes behind an answer, from the first token that ends one. */
+static int find_closing(struct training *t, const struct template *template, struct error *err)
+{
+	struct policy_options *o = &t->options.policy;
+	int32_t eos = template_eos(template, t->tok);
+	struct token_list ids = {0};
+	size_t first = 0;
+	int r = template_encode(t->tok, eos, template_slots(template, ROLE_ASSISTANT), "", 0, &ids, err);
+
+	while (r == 0 && first < ids.len && !is_end(t, ids.ids[first]))
+		first++;
+	for (size_t i = first; r == 0 && i < ids.len && o->closing_count < POLICY_CLOSING_MOST; i++)
+		o->closing[o->closing_count++] = ids.ids[i];
+	/* One whose words end no answer has the end of the text behind the last one. */
+	if (r == 0 && o->closing_count == 0 && eos >= 0)
+		o->closing[o->closing_count++] = eos;
+	token_list_free(&ids);
+	return r;
+}
+
+/* What ends a completion, and who gives it its reward. */
+static int open_policy(struct training *t, const struct template *template, struct error *err)
+{
+	struct policy_options *o = &t->options.policy;
+	int32_t eos = tokenizer_eos(t->tok);
+	int r;
+
+	if ((t->stops.len && token_list_add(&t->ends, t->stops.ids, t->stops.len) < 0) ||
+	    (eos >= 0 && token_list_add(&t->ends, &eos, 1) < 0))
+		return error_oom(err);
+	if (t->ends.len == 0 && training_first_rank(t))
+		printf("warning: neither the tokenizer nor the template has a token that ends an answer: all "
+		       "completions have grpo.max_new_tokens\n");
+	if ((r = find_closing(t, template, err)) < 0)
+		return r;
+	o->stops = t->ends.ids;
+	o->stop_count = (int64_t)t->ends.len;
+	o->ids = tokenizer_vocab_size(t->tok);
+	if (!t->c->grpo.reward)
+		return 0;
+	o->reward = rewards_give;
+	o->reward_context = &t->rewards;
+	return rewards_start(&t->rewards, t->c, t->tok, err);
+}
+
 /* Only conversations have one. The tokenizer that is saved gets it, too. */
 static int choose_template(struct training *t, struct error *err)
 {
 	_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
 	const struct jinja_options how = {.efficient_eos = t->c->data.efficient_eos,
-	                                  .without_thoughts =
-	                                      t->c->data.mask_history || run_task_prefers(t->c->task)};
+	                                  .without_thoughts = t->c->data.mask_history ||
+	                                                      t->c->task == RUN_GRPO ||
+	                                                      run_task_prefers(t->c->task)};
 	int r;
 
 	if (t->c->task == RUN_PRETRAIN)
@@ -183,13 +262,16 @@ static int choose_template(struct training *t, struct error *err)
 		printf("template: %s (%s)\n", choice.template.name, choice.reason);
 	if (t->c->task != RUN_REWARD && (r = template_stops(t->tok, &choice.template, &t->stops, err)) < 0)
 		return r;
+	if (t->c->task == RUN_GRPO && (r = open_policy(t, &choice.template, err)) < 0)
+		return r;
 	return jinja_for_training(&choice, t->tok, t->c->data.system, &how, &t->chat_template, err);
 }
 
 /* An id has to mean the same to both models; a directory may be without a tokenizer. */
-static int check_teacher(const struct training *t, struct error *err)
+static int check_other(const struct training *t, struct error *err)
 {
-	const char *path = t->c->distillation.teacher;
+	const char *path = options_other_path(t->c), *key = options_other_key(t->c);
+	int64_t row = options_longest_row(t->c, &t->model);
 	_cleanup_(tokenizer_freep) struct tokenizer *tok = NULL;
 	struct error ignored = ERROR_INIT;
 	int32_t added;
@@ -197,23 +279,24 @@ static int check_teacher(const struct training *t, struct error *err)
 
 	if (!path)
 		return 0;
-	r = tokenizer_limit(t->tok, t->tokenizer, t->teacher.vocab, err);
+	r = tokenizer_limit(t->tok, t->tokenizer, t->other.vocab, err);
 	if (r == 0)
-		r = options_teacher_length(t->c, &t->teacher, err);
+		r = options_other_length(t->c, &t->other, err);
 	if (r < 0)
-		return error_prefix(err, "distillation.teacher");
-	if (training_first_rank(t) && t->c->data.max_length > t->teacher.max_positions)
-		printf("warning: data.max_length is %" PRId64
-		       ", but the teacher's max_position_embeddings is %" PRId64 "\n",
-		       t->c->data.max_length, t->teacher.max_positions);
+		return error_prefix(err, "%s", key);
+	if (training_first_rank(t) && row > t->other.max_positions)
+		printf("warning: rows may have %" PRId64
+		       " tokens, but max_position_embeddings of %s is %" PRId64 "\n",
+		       row, key, t->other.max_positions);
 	if (tokenizer_load(path, &tok, &ignored) < 0)
 		return 0;
 	if (tokenizer_compare(t->tok, tok, &added, err) < 0)
-		return error_prefix(err, "distillation.teacher: %s", path);
+		return error_prefix(err, "%s: %s", key, path);
 	if (training_first_rank(t) && added >= 0)
-		printf("warning: distillation.teacher: the added token %d is \"%s\" in %s, and \"%s\" in the "
+		printf("warning: %s: the added token %d is \"%s\" in %s, and \"%s\" in the "
 		       "tokenizer of the run\n",
-		       added, tokenizer_id_to_token(tok, added), path, tokenizer_id_to_token(t->tok, added));
+		       key, added, tokenizer_id_to_token(tok, added), path,
+		       tokenizer_id_to_token(t->tok, added));
 	return 0;
 }
 
@@ -230,19 +313,24 @@ int training_open_data(struct training *t, struct error *err)
 		return error_oom(err);
 	if ((r = tokenizer_load(tokenizer, &t->tok, err)) < 0 ||
 	    (r = tokenizer_limit(t->tok, tokenizer, t->model.vocab, err)) < 0 ||
-	    (r = check_teacher(t, err)) < 0 || (r = choose_template(t, err)) < 0)
+	    (r = check_other(t, err)) < 0 || (r = choose_template(t, err)) < 0)
 		return r;
 	warn_of_length(t);
 	warn_of_dropout(t);
 	t->options.preference.pad = padding(t);
 	warn_of_padding(t);
 	options_dataset(t->c, cache, &o);
+	/* A prompt has to leave room for a token. */
+	if (t->c->task == RUN_GRPO)
+		o.max_length = (int)MIN(o.max_length, MAX(t->model.max_positions - 1, 1));
 	o.progress = print_progress;
 	o.warn = print_warning;
 	o.progress_context = o.warn_context = t;
 	r = dataset_open(&o, t->tok, &t->data, &t->eval, err);
 	if (r == 0 && training_first_rank(t))
 		print_data(t);
+	if (r == 0 && training_first_rank(t) && t->c->task == RUN_GRPO)
+		print_answers(t);
 	if (r == 0 && training_first_rank(t) && t->c->task == RUN_KTO)
 		warn_of_labels(t);
 	if (r == 0 && t->env->world_size > 1) {

@@ -142,11 +142,11 @@ void report_close(struct report *r)
 	free(r);
 }
 
-/* " accuracy 0.62 margin 0.1512" of a preference task. */
-static void print_preference(char *out, size_t size, const struct train_log *log)
+/* " accuracy 0.62 margin 0.1512" of a preference task, " reward 0.62 length 120.5" of a policy. */
+static void print_metrics(char *out, size_t size, const struct train_log *log)
 {
-	double accuracy = NAN, margin = NAN;
-	char text[STR_MEASURE];
+	double accuracy = NAN, margin = NAN, reward = NAN, length = NAN;
+	char text[STR_MEASURE], other[STR_MEASURE];
 	size_t n = 0;
 
 	for (int i = 0; i < log->metric_count; i++) {
@@ -156,28 +156,35 @@ static void print_preference(char *out, size_t size, const struct train_log *log
 			accuracy = log->metrics[i].value;
 		if (str_eq(name, "rewards/margins") || str_eq(name, "margin"))
 			margin = log->metrics[i].value;
+		if (str_eq(name, "reward"))
+			reward = log->metrics[i].value;
+		if (str_eq(name, "completions/mean_length"))
+			length = log->metrics[i].value;
 	}
 	*out = '\0';
 	if (!isnan(accuracy))
 		n = (size_t)snprintf(out, size, " accuracy %.2f", accuracy);
 	if (!isnan(margin))
 		snprintf(out + n, size - n, " margin %s", str_measure(text, sizeof(text), margin, 4));
+	if (!isnan(reward))
+		snprintf(out, size, " reward %s length %s", str_measure(text, sizeof(text), reward, 4),
+		         str_measure(other, sizeof(other), length, 4));
 }
 
 static void print_progress(const struct train_log *log)
 {
-	char preference[48 + STR_MEASURE], eta[32], eval[STR_MEASURE + 8] = "", scale[64] = "",
-	                                                               loss[STR_MEASURE], norm[STR_MEASURE];
+	char metrics[48 + 2 * STR_MEASURE], eta[32], eval[STR_MEASURE + 8] = "", scale[64] = "",
+	                                                                loss[STR_MEASURE], norm[STR_MEASURE];
 
 	if (log->has_eval)
 		snprintf(eval, sizeof(eval), " eval %s", str_measure(loss, sizeof(loss), log->eval_loss, 4));
-	print_preference(preference, sizeof(preference), log);
+	print_metrics(metrics, sizeof(metrics), log);
 	if (log->loss_scale > 0)
 		snprintf(scale, sizeof(scale), " scale %g skipped %" PRId64, log->loss_scale, log->skipped);
 	printf("step %" PRId64 "/%" PRId64 " loss %s%s%s lr %.1e grad %s%s %.0f tokens/s eta %s\n", log->step,
-	       log->steps, str_measure(loss, sizeof(loss), log->loss, 4), eval, preference,
-	       log->learning_rate, str_measure(norm, sizeof(norm), log->grad_norm, 2), scale,
-	       log->tokens_per_second, str_duration(eta, sizeof(eta), log->eta_seconds));
+	       log->steps, str_measure(loss, sizeof(loss), log->loss, 4), eval, metrics, log->learning_rate,
+	       str_measure(norm, sizeof(norm), log->grad_norm, 2), scale, log->tokens_per_second,
+	       str_duration(eta, sizeof(eta), log->eta_seconds));
 }
 
 /* The largest resident memory that this process has had. */

@@ -22,9 +22,11 @@
 
 char *training_fingerprint(const struct training *t)
 {
+	int64_t rows = t->options.policy.generations ? train_prompts(&t->options)
+	                                             : t->options.micro_batch * t->options.accumulation;
+
 	return str_printf("rows=%" PRId64 " tokens=%" PRId64 " batch=%" PRId64 " seed=%" PRIu64 " shuffle=%d",
-	                  dataset_rows(t->data), dataset_tokens(t->data),
-	                  t->env->world_size * t->options.micro_batch * t->options.accumulation,
+	                  dataset_rows(t->data), dataset_tokens(t->data), t->env->world_size * rows,
 	                  t->options.seed, t->options.shuffle);
 }
 
@@ -147,40 +149,97 @@ static int load_model(struct training *t, const char *path, struct error *err)
 	return r < 0 ? r : weights_load(&place, source_fill, &source, source.model, broadcast, err);
 }
 
-/* ---- the teacher ---- */
+/* ---- models that are not trained: a teacher, the reference of a policy, a reward model ---- */
 
-static int load_whole(void *teacher, model_fill_fn fill, void *context, struct error *err)
+static int load_whole(void *whole, model_fill_fn fill, void *context, struct error *err)
 {
-	return whole_model_load(teacher, fill, context, err);
+	return whole_model_load(whole, fill, context, err);
 }
 
-static int open_weights(const struct whole_model *teacher, const char *path, struct safetensors **out,
+static int open_weights(const struct whole_model *whole, const char *path, struct safetensors **out,
                         struct error *err)
 {
 	int r = safetensors_open(path, out, err);
 
-	return r < 0 ? r : parameters_check(teacher->layout, *out, path, err);
+	return r < 0 ? r : parameters_check(whole->layout, *out, path, err);
 }
 
-static int load_teacher(struct training *t, struct error *err)
+/* Weights of a file as the run has them: where it stores frozen blocks in 4 bits, rounded so. */
+struct rounded_weights {
+	const struct model_layout *trained; /* of the run */
+	struct safetensors *st;
+	struct nf4_weights nf4;
+};
+
+static bool is_quantized(const struct model_layout *l, const char *name)
 {
-	struct whole_model *teacher = trainer_teacher(t->trainer);
-	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
+	for (int i = 0; i < l->parameters; i++) {
+		const struct model_parameter *p = &l->parameter[i];
+
+		if (p->part == PART_WEIGHT && str_eq(p->name, name))
+			return p->frozen && p->matrix && p->base > 0 && p->base < l->base_units - 1;
+	}
+	return false;
+}
+
+static int fill_plain(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                      struct error *err)
+{
+	struct rounded_weights *w = context;
+
+	return parameters_fill(w->st, p, first, n, out, err);
+}
+
+static int fill_rounded(void *context, const struct model_parameter *p, int64_t first, int64_t n, float *out,
+                        struct error *err)
+{
+	struct rounded_weights *w = context;
+
+	return w->nf4.quantized && is_quantized(w->trained, p->name)
+	           ? nf4_weights_fill(&w->nf4, p, first, n, out, err)
+	           : fill_plain(w, p, first, n, out, err);
+}
+
+/* rounds: as the run's own weights. */
+static int load_frozen(struct training *t, struct whole_model *whole, const char *path, bool rounds,
+                       const char *key, struct error *err)
+{
+	struct rounded_weights w = {.trained = trainer_layout(t->trainer)};
 	struct weights_place place = weights_place(t);
 	bool broadcast = str_eq(t->c->model.load, "broadcast"), broken;
 	int r = 0;
 
-	if (!teacher)
+	if (!whole)
 		return 0;
 	place.access =
-	    (struct parameter_access){.layout = teacher->layout, .context = teacher, .load = load_whole};
+	    (struct parameter_access){.layout = whole->layout, .context = whole, .load = load_whole};
 	if (!broadcast || training_first_rank(t))
-		r = open_weights(teacher, t->c->distillation.teacher, &st, err);
+		r = open_weights(whole, path, &w.st, err);
 	if (broadcast)
 		r = ranks_agree(&(struct ranks){t->dev, t->comm, t->env->node}, r, &broken, err);
+	w.nf4 = (struct nf4_weights){.weights = fill_plain,
+	                             .context = &w,
+	                             .quantized = rounds && t->options.quantize != SHARD_QUANTIZE_NONE,
+	                             .twice = t->options.quantize == SHARD_NF4_DOUBLE,
+	                             .type = t->options.precision};
 	if (r == 0)
-		r = weights_load(&place, parameters_fill, st, st, broadcast, err);
-	return r < 0 ? error_prefix(err, "distillation.teacher") : 0;
+		r = weights_load(&place, fill_rounded, &w, w.st, broadcast, err);
+	nf4_weights_free(&w.nf4);
+	safetensors_close(w.st);
+	return r < 0 ? error_prefix(err, "%s", key) : 0;
+}
+
+static int load_others(struct training *t, struct error *err)
+{
+	struct whole_model *first = trainer_frozen_model(t->trainer);
+	const char *reference = t->c->grpo.reference ? t->c->grpo.reference : t->c->model.path;
+	int r = t->c->task == RUN_GRPO
+	            ? load_frozen(t, first, reference, true, "grpo.reference", err)
+	            : load_frozen(t, first, t->c->distillation.teacher, false, "distillation.teacher", err);
+
+	return r < 0 ? r
+	             : load_frozen(t, trainer_reward_model(t->trainer), t->c->grpo.reward_model, false,
+	                           "grpo.reward_model", err);
 }
 
 /* ---- what a preference task knows of its reference model ---- */
@@ -317,11 +376,17 @@ int training_start_weights(struct training *t, struct error *err)
 
 	t->reported_step = -1;
 	warn_of_warmup(t);
-	if ((r = load_teacher(t, err)) < 0)
+	if ((r = load_others(t, err)) < 0)
 		return r;
 	if (!saver_resumes(t->saver))
 		return start_new(t, err);
 	t->tokens_before = state->tokens;
+	if (t->options.policy.generations && state->step % t->options.policy.iterations)
+		return error_set(err, -EINVAL,
+		                 "%s is of step %" PRId64
+		                 ", between the steps on a set of completions, which are not saved; expected "
+		                 "grpo.iterations that divides it, not %d",
+		                 path, state->step, t->options.policy.iterations);
 	if (state->examples >= 0)
 		trainer_set_origin(t->trainer, state->step, state->examples);
 	if (training_first_rank(t)) {

@@ -9,6 +9,7 @@
 #include "base/cleanup.h"
 #include "base/str.h"
 #include "engine/checkpoint/ranks.h"
+#include "engine/train/trainer.h"
 #include "engine/train/trial.h"
 #include "options/options.h"
 
@@ -41,11 +42,6 @@ static void take_choice(struct train_options *o, const struct choice *c)
 	o->recompute = (enum model_recompute)c->recompute;
 	o->kept_blocks = (int)c->kept_blocks;
 	o->kept_outputs = (int)c->kept_outputs;
-}
-
-static int64_t longest_row(const struct strategy_run *run)
-{
-	return MAX(dataset_max_row(run->train), run->eval ? dataset_max_row(run->eval) : 0);
 }
 
 /* ---- choose ---- */
@@ -164,7 +160,9 @@ static int decide(const struct strategy_run *run, const struct estimate_input *i
 	if (r < 0)
 		return r;
 	all->chosen = choice_of(&o);
-	if (!strategy || *kept || str_eq(run->config->parallel.trial, "never"))
+	/* Steps of a policy cannot be tried without its rewards. */
+	if (!strategy || *kept || in->options->policy.generations ||
+	    str_eq(run->config->parallel.trial, "never"))
 		return 0;
 	return find_trials(run, in, recompute, all, err);
 }
@@ -191,7 +189,8 @@ int strategy_choose(const struct strategy_run *run, struct train_options *option
 	struct train_options given = *options;
 	_cleanup_free_ struct rates *rates = NULL;
 	struct hardware_set where;
-	struct estimate_input in = {run->model, &given, longest_row(run), &where};
+	struct estimate_input in = {run->model, &given,
+	                            train_longest_row(options, run->model, run->train, run->eval), &where};
 	struct choices all = {.chosen = choice_of(options)};
 
 	choose_hardware(run->dev, nodes, per_node, &where);

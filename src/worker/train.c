@@ -31,6 +31,7 @@ DEFINE_CLEANUP(struct comm *, comm_destroy)
 static void training_free(struct training *t)
 {
 	report_closep(&t->report);
+	rewards_end(&t->rewards);
 	/* The trainer ends the communicators that it has made of this one, whose memory they write to. */
 	trainer_freep(&t->trainer);
 	comm_destroyp(&t->comm);
@@ -40,6 +41,7 @@ static void training_free(struct training *t)
 	saver_freep(&t->saver);
 	strbuf_free(&t->chat_template);
 	token_list_free(&t->stops);
+	token_list_free(&t->ends);
 	device_destroyp(&t->dev);
 	str_list_free(t->targets);
 	str_list_free(t->whole);
@@ -215,7 +217,7 @@ static int choose_products(struct training *t, struct error *err)
 	                             .notify = print_line,
 	                             .check_attention = check_attention,
 	                             .context = t};
-	int64_t row = MAX(dataset_max_row(t->data), t->eval ? dataset_max_row(t->eval) : 0);
+	int64_t row = train_longest_row(&t->options, &t->model, t->data, t->eval);
 
 	return path ? products_choose(t->dev, t->comm, t->env->node, &t->model, &t->options, row, &file, err)
 	            : error_oom(err);
@@ -431,12 +433,14 @@ static int read_model_config(struct training *t, struct error *err)
 	return r < 0 ? r : hf_choose_head(&t->model, t->c->task == RUN_REWARD, t->config, err);
 }
 
-static int read_teacher(struct training *t, struct error *err)
+static int read_other(struct training *t, struct error *err)
 {
-	int r = options_teacher(t->c, &t->teacher, &t->options, err);
+	const char *path = options_other_path(t->c);
+	int r = options_other_model(t->c, &t->other, &t->options, err);
 
-	if (r == 0 && t->options.distillation.teacher && training_first_rank(t))
-		printf("teacher: %s, %s\n", t->teacher.family, t->c->distillation.teacher);
+	if (r == 0 && path && training_first_rank(t))
+		printf("%s: %s, %s\n", t->c->task == RUN_GRPO ? "reward model" : "teacher", t->other.family,
+		       path);
 	return r;
 }
 
@@ -461,7 +465,7 @@ static int train(struct training *t, struct error *err)
 	int r, stopped;
 
 	if ((r = read_options(t, err)) < 0 || (r = open_saver(t, err)) < 0 ||
-	    (r = read_model_config(t, err)) < 0 || (r = read_teacher(t, err)) < 0 ||
+	    (r = read_model_config(t, err)) < 0 || (r = read_other(t, err)) < 0 ||
 	    (r = open_device(t, err)) < 0 || (r = training_open_data(t, err)) < 0 ||
 	    (r = connect_ranks(t, err)) < 0 || (r = check_inputs(t, err)) < 0 ||
 	    (r = saver_find(t->saver, t->dev, t->comm, err)) < 0 || (r = choose_precision(t, err)) < 0 ||

@@ -21,10 +21,11 @@
 #include "worker/environment.h"
 #include "worker/precision.h"
 #include "worker/report.h"
+#include "worker/rewards.h"
 #include "worker/service_client.h"
 
 /* What each rank reads for itself. */
-enum { INPUT_CONFIG, INPUT_TEACHER, INPUT_TOKENIZER, INPUT_PADDING, INPUT_DATA, INPUT_EVAL, INPUTS };
+enum { INPUT_CONFIG, INPUT_OTHER, INPUT_TOKENIZER, INPUT_PADDING, INPUT_DATA, INPUT_EVAL, INPUTS };
 
 struct training {
 	const struct run_config *c;
@@ -33,11 +34,13 @@ struct training {
 
 	struct train_options options;
 	struct precision precision;
-	struct model_config model, teacher; /* teacher: with distillation.teacher */
+	struct model_config model, other; /* other: a teacher, or a reward model that gives rewards */
 	struct device *dev;
 	struct tokenizer *tok;
 	struct strbuf chat_template; /* saved in place of the tokenizer's own; empty: that stays */
 	struct token_list stops;     /* ids that end an answer */
+	struct token_list ends;      /* of the task grpo: these, and the end of a text */
+	struct rewards rewards;      /* of it, too */
 	struct dataset *data, *eval;
 	struct comm *comm;
 	struct trainer *trainer;

@@ -184,8 +184,8 @@ static int run(char **argv, struct error *err)
 	    (r = trainer_create(dev, NULL, &c, &o, data, NULL, &t, err)) < 0 ||
 	    (r = trainer_plan_json(t, &plan, err)) < 0 ||
 	    (r = trainer_load(t, model_init_fill, &init, err)) < 0 ||
-	    (trainer_teacher(t) &&
-	     (r = whole_model_load(trainer_teacher(t), model_init_fill, &taught, err)) < 0))
+	    (trainer_frozen_model(t) &&
+	     (r = whole_model_load(trainer_frozen_model(t), model_init_fill, &taught, err)) < 0))
 		return r;
 	for (int s = 0; s < warm + steps; s++) {
 		double begun = clock_monotonic();

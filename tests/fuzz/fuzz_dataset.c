@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The readers of datasets: the first byte chooses between records of each kind (JSON ones go on through
- * format detection, conversion and encoding; of pairs and labels, too), dataset_info.json, the mapping of
- * columns and tags, and a cache file.
+ * format detection, conversion and encoding; of pairs, labels and prompts, too), dataset_info.json, the
+ * mapping of columns and tags, and a cache file.
  */
 #include <stdint.h>
 
@@ -42,6 +42,9 @@ static void fuzz_record(struct source *s, const struct encoder *enc, enum datase
 	if ((task == DATASET_PAIRS || task == DATASET_LABELS) && err.code == 0 &&
 	    encoder_answers(enc, &e, &prompt, &ids, task == DATASET_PAIRS ? &labels : NULL, &err) == 0 &&
 	    e.count % 2)
+		abort();
+	if (task == DATASET_PROMPTS && err.code == 0 && encoder_prompt(enc, &e, &prompt, &err) == 0 &&
+	    (e.count == 0 || e.count % 2))
 		abort();
 	if (err.code && !err.message[0])
 		abort();
@@ -142,6 +145,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		fuzz_records(data + 2, size - 2, RECORDS_JSON, data[1],
 		             data[0] == 'P'   ? DATASET_PAIRS
 		             : data[0] == 'L' ? DATASET_LABELS
+		             : data[0] == 'Q' ? DATASET_PROMPTS
 		             : data[1] & 8    ? DATASET_PRETRAIN
 		                              : DATASET_SFT);
 		break;

@@ -71,6 +71,22 @@ compare qwen3_moe-four fp32 16 2e-5 '' '"lora": {"rank": 4, "quantize": "nf4"}, 
 compare mixtral fp32 16 2e-5 ', "recompute": "selective"'
 compare mixtral-bf16 bf16 64 1e-2 ', "gradient_type": "bf16", "optimizer": "adamw_8bit"'
 
+# Learning from rewards: the same completions on both, and losses and gradients of these.
+printf '{"prompt": "%s"}\n' one two three four >"$tmp/prompts.jsonl"
+for engine in cpu simt; do
+	worker=${!engine}
+	cat >"$tmp/$engine.json" <<-EOT
+		{"task": "grpo", "directory": "$tmp", "model": {"path": "$tmp/fp32-cpu"}, "data": {"path": ["prompts.jsonl"], "template": "default", "cache_dir": "$tmp/cache"},
+		 "train": {"learning_rate": 0.003, "micro_batch": 2, "accumulation": 2, "max_steps": 4, "precision": "fp32"},
+		 "grpo": {"reward": ["python3", "$src/tests/engine/reward_program.py", "$tmp/$engine.asked"], "generations": 4, "max_new_tokens": 8, "beta": 0.1, "iterations": 2},
+		 "output": {"dir": "$tmp/rewards-$engine", "log_steps": 1}}
+	EOT
+	run "$engine" || { cat "$tmp/$engine.log"; fail "rewards over $engine"; }
+done
+diff <(jq -c .completion_ids "$tmp/cpu.asked") <(jq -c .completion_ids "$tmp/simt.asked") || fail "rewards: other completions"
+paste -d ' ' <(losses "$tmp/rewards-cpu" | jq -r '"\(.loss) \(.grad_norm)"') <(losses "$tmp/rewards-simt" | jq -r '"\(.loss) \(.grad_norm)"') |
+	awk '{ for (i = 1; i <= 2; i++) { d = $i - $(i + 2); d = d < 0 ? -d : d; if (d > worst) worst = d }; n++ } END { printf "rewards: losses and gradient norms at most %.1e apart\n", worst; exit !(n == 4 && worst < 2e-5) }' ||
+	fail "rewards: other losses"
 for precision in fp32 bf16 fp16; do
 	for engine in cpu simt; do
 		worker=${!engine}

@@ -121,6 +121,11 @@ END_TEST
 	"task = \"sft\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "   \
 	"train = { precision = \"" name "\"; " train " };"
 
+/* Eight completions of a step on a rank, as many as a prompt has of them. */
+#define GRPO(keys)                                                                                           \
+	"task = \"grpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "  \
+	"train = { micro_batch = 2; accumulation = 4; }; grpo = { reward = [ \"r\" ]; " keys " };"
+
 #define GENERATE(keys) "task = \"generate\"; model = { path = \"x\"; }; generate = { " keys " };"
 
 static const struct {
@@ -319,6 +324,73 @@ static const struct {
     {TRAINS, "train.decay_ratio=0.1",
      "train.decay_ratio: has no effect with train.schedule = \"cosine\": it is for wsd; leave it out"},
     {TRAINS, "train.eval_steps=5", "train.eval_steps: has no effect without data.eval_fraction"},
+    {TRAINS " train = { micro_batch = 8; };", "task=grpo",
+     "grpo.reward: missing; name the program that gives completions their rewards"},
+    {"task = \"grpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
+     "grpo = { reward = []; };",
+     NULL, "grpo.reward: missing; name the program"},
+    {GRPO(""), "grpo.reward=", "grpo.reward: missing; name the program"},
+    {GRPO("reward_model = \"\";"), NULL,
+     "x.conf: grpo.reward_model: is empty; name the directory of a model"},
+    {TRAINS " grpo = { reward_model = \"/r\"; };", NULL,
+     "grpo.reward_model: has no effect with task = \"sft\""},
+    {GRPO(""), "data.packing=true",
+     "x.conf: data.packing: has no effect with task = \"grpo\", whose rows are prompts; leave it out"},
+    {GRPO(""), "data.train_on_prompt=true",
+     "x.conf: data.train_on_prompt: has no effect with task = \"grpo\": completions alone count"},
+    {GRPO(""), "data.mask_history=true",
+     "x.conf: data.mask_history: has no effect with task = \"grpo\": completions alone count"},
+    {GRPO(""), "data.eval_fraction=0.1", "x.conf: data.eval_fraction: the task grpo has no evaluation yet"},
+    {GRPO(""), "distillation.teacher=/t", "x.conf: distillation.teacher: is for the tasks pretrain and sft"},
+    {GRPO(""), "train.neftune_alpha=5", "x.conf: train.neftune_alpha: is for the tasks pretrain and sft"},
+    {GRPO(""), "train.label_smoothing=0.1",
+     "x.conf: train.label_smoothing: is for the tasks pretrain and sft"},
+    {GRPO(""), "train.router_loss=0.001", "x.conf: train.router_loss: is for the tasks pretrain and sft"},
+    {GRPO(""), "train.loss=dft",
+     "x.conf: train.loss: is for the tasks pretrain and sft; leave it out, or set grpo.loss"},
+    {GRPO(""), "train.precision=fp8",
+     "x.conf: train.precision: \"fp8\" is not there for the task grpo; expected auto, fp32, bf16 or fp16"},
+    {GRPO(""), "parallel.trial=always",
+     "x.conf: parallel.trial: steps of the task grpo cannot be tried without its rewards"},
+    {GRPO("top_p = 0.0;"), NULL, "x.conf: grpo.top_p: 0 leaves no token to choose"},
+    {"task = \"grpo\"; model = { init = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
+     "train = { micro_batch = 8; }; grpo = { reward = [ \"r\" ]; beta = 0.1; };",
+     NULL, "x.conf: grpo.beta: needs a reference model, and weights from nothing are none"},
+    {GRPO("reference = \"/r\";"), NULL,
+     "x.conf: grpo.reference: has no effect with grpo.beta = 0; leave it out, or set grpo.beta"},
+    {GRPO("loss = \"cispo\"; epsilon_high = 0.28;"), NULL,
+     "x.conf: grpo.epsilon_high: is the highest ratio of the loss cispo; expected at least 1"},
+    {GRPO("iterations = 4;"), "output.save_steps=6",
+     "x.conf: output.save_steps: 6 is no multiple of grpo.iterations, which is 4, and completions are not "
+     "saved; "
+     "expected one, such as 8"},
+    {GRPO("generations = 3;"), NULL,
+     "x.conf: grpo.generations: a rank makes train.micro_batch times train.accumulation = 8 completions for "
+     "a step, which is no multiple of 3; expected one, such as train.accumulation = 3 with train.micro_batch "
+     "= 1"},
+    {GRPO("generations = 16;"), NULL, "which is no multiple of 16"},
+    {GRPO(""), "resources.nodes=2..3",
+     "x.conf: grpo.generations: a rank makes train.micro_batch times train.accumulation = 12 completions for "
+     "a step, with some number of nodes, which is no multiple of 8; expected one, such as train.accumulation "
+     "= 16 with train.micro_batch = 1"},
+    {GRPO(""), "resources.nodes=6..7",
+     "x.conf: resources.nodes: 6 nodes cannot keep the batch of 7 nodes, 28 micro-steps"},
+    {GRPO(""), "generate.temperature=0.5",
+     "generate.temperature: has no effect with task = \"grpo\": it is for task = \"generate\""},
+    {GRPO(""), "preference.beta=0.1",
+     "preference.beta: has no effect with task = \"grpo\": it is for the tasks dpo, orpo, simpo, kto and "
+     "reward"},
+    {GRPO(""), "train.eval_steps=5", "train.eval_steps: has no effect without data.eval_fraction"},
+    {GRPO(""), "grpo.loss=ppo", "grpo.loss: "},
+    {GRPO(""), "grpo.level=word", "grpo.level: "},
+    {GRPO(""), "grpo.scale=all", "grpo.scale: "},
+    {GRPO(""), "grpo.generations=1", "grpo.generations: 1 is out of range"},
+    {TRAINS, "grpo.beta=0.1",
+     "grpo.beta: has no effect with task = \"sft\": it is for task = \"grpo\"; leave it out"},
+    {TRAINS " grpo = { reward = [ \"r\" ]; };", NULL, "grpo.reward: has no effect with task = \"sft\""},
+    {TRAINS, "grpo.generations=8", "grpo.generations: has no effect with task = \"sft\""},
+    {"command = [\"true\"];", "grpo.generations=8",
+     "grpo.generations: has no effect with task = \"command\": it is for runs of dtrain's own engine"},
 };
 
 /* What is just right, beside what is wrong above. */
@@ -369,6 +441,28 @@ static const struct {
     {TRAINS " train = { schedule = \"wsd\"; decay_ratio = 0.2; };", NULL},
     {TRAINS, "train.eval_steps=0"},
     {TRAINS " train = { eval_steps = 5; };", "data.eval_fraction=0.1"},
+    {GRPO(""), NULL},
+    {GRPO("generations = 2;"), NULL},
+    {GRPO("generations = 8;"), "train.micro_batch=4"},
+    {GRPO("beta = 0.1;"), "output.save_steps=7"},
+    {GRPO("beta = 0.1; reference = \"/r\";"), NULL},
+    {"task = \"grpo\"; model = { init = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
+     "train = { micro_batch = 8; }; grpo = { reward = [ \"r\", \"-v\" ]; beta = 0.1; reference = \"/r\"; };",
+     NULL},
+    {GRPO("iterations = 4;"), "output.save_steps=8"},
+    {GRPO("iterations = 4;"), "output.save_steps=0"},
+    {GRPO("loss = \"cispo\"; epsilon_high = 1.0;"), NULL},
+    {GRPO("loss = \"cispo\"; epsilon_high = 0.0;"), NULL},
+    {GRPO("loss = \"grpo\"; epsilon_high = 0.28;"), NULL},
+    {GRPO("level = \"sequence\"; scale = \"batch\"; mask_truncated = true; sequences = 2; top_k = 5;"), NULL},
+    {GRPO(""), "resources.nodes=1..2"},
+    {GRPO(""), "lora.rank=8"},
+    {GRPO(""), "train.precision=fp16"},
+    {GRPO(""), "parallel.trial=never"},
+    /* What the message about 2..3 nodes proposes. */
+    {"task = \"grpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
+     "train = { accumulation = 16; }; grpo = { reward = [ \"r\" ]; };",
+     "resources.nodes=2..3"},
 };
 
 START_TEST(right_run_files_are_taken)
@@ -448,6 +542,38 @@ START_TEST(keys_of_preferences_are_for_their_tasks)
 			         preference_keys[_i].key);
 		run_config_free(c);
 	}
+}
+END_TEST
+
+/* What other tasks learn from, the task grpo does not. */
+START_TEST(the_rewards_of_a_run)
+{
+	_cleanup_(run_config_freep) struct run_config *c = NULL, *again = NULL, *other = NULL;
+	_cleanup_json_ json_t *json = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_config_parse(GRPO("generations = 4; beta = 0.25; loss = \"cispo\";"), "x.conf",
+	                       (const char *[]){"grpo.reward=python3,reward.py", NULL}, &c, &err),
+	      &err);
+	ck_ok(run_config_to_json(c, &json, &err), &err);
+	ck_ok(run_config_from_json(json, &again, &err), &err);
+	ck_assert_int_eq(again->task, RUN_GRPO);
+	ck_assert(run_task_trains(again->task) && !run_task_prefers(again->task));
+	ck_assert_str_eq(again->grpo.reward[0], "python3");
+	ck_assert_str_eq(again->grpo.reward[1], "reward.py");
+	ck_assert_ptr_null(again->grpo.reward[2]);
+	ck_assert_int_eq(again->grpo.generations, 4);
+	ck_assert_int_eq(again->grpo.max_new_tokens, 256);
+	ck_assert_double_eq(again->grpo.beta, 0.25);
+	ck_assert_str_eq(again->grpo.loss, "cispo");
+	ck_assert_str_eq(again->grpo.level, "token");
+	ck_assert_str_eq(again->grpo.scale, "group");
+	/* One word is a program without arguments. */
+	ck_ok(run_config_parse(GRPO(""), "x.conf", (const char *[]){"grpo.reward=/bin/judge", NULL}, &other,
+	                       &err),
+	      &err);
+	ck_assert_str_eq(other->grpo.reward[0], "/bin/judge");
+	ck_assert_ptr_null(other->grpo.reward[1]);
 }
 END_TEST
 
@@ -924,7 +1050,8 @@ END_TEST
 /* It is written and read for each part: what it has no use for is left out, and has its defaults again. */
 START_TEST(a_command_has_no_keys_of_training)
 {
-	static const char *const left_out[] = {"data", "train", "lora", "preference", "generate"};
+	static const char *const left_out[] = {"data",         "train", "lora",    "preference",
+	                                       "distillation", "grpo",  "generate"};
 	_cleanup_(run_config_freep) struct run_config *c = NULL, *again = NULL;
 	_cleanup_json_ json_t *json = NULL;
 	struct error err = ERROR_INIT;
@@ -1229,7 +1356,11 @@ START_TEST(numbers_have_these_ranges)
 	    "preference.beta 0 1000\npreference.gamma 0 1000\npreference.label_smoothing 0 0.5\n"
 	    "preference.desirable_weight 0 1000\npreference.undesirable_weight 0 1000\n"
 	    "preference.center_rewards_coefficient 0 1000\ndistillation.weight 0 1\n"
-	    "distillation.temperature 0.01 1000\nparallel.shard_degree 0 1000000\n"
+	    "distillation.temperature 0.01 1000\ngrpo.generations 2 4096\n"
+	    "grpo.max_new_tokens 1 1048576\ngrpo.temperature 0.01 100\ngrpo.top_k 0 1000000000\n"
+	    "grpo.top_p 0 1\ngrpo.min_p 0 1\ngrpo.beta 0 1000\ngrpo.epsilon 1e-06 1\n"
+	    "grpo.epsilon_high 0 1000\ngrpo.iterations 1 1000\ngrpo.sequences 0 4096\n"
+	    "parallel.shard_degree 0 1000000\n"
 	    "parallel.prefetch 0 15\nparallel.persist_below 0 1000000000000000\nparallel.timeout 1 86400\n"
 	    "resources.nodes 1 100000\nresources.spares 0 100000\nresources.devices_per_node 1 1024\n"
 	    "resources.threads 0 4096\nresources.grow_after 0 1000000000\nresources.max_restarts 0 1000000\n"
@@ -1785,7 +1916,7 @@ START_TEST(tasks_have_names)
 {
 	enum run_task task;
 
-	for (enum run_task t = 0; t <= RUN_REWARD; t++) {
+	for (enum run_task t = 0; t <= RUN_COMMAND; t++) {
 		ck_assert(run_task_by_name(run_task_name(t), &task));
 		ck_assert_int_eq(task, t);
 	}
@@ -1805,6 +1936,7 @@ int main(void)
 	tcase_add_test(t, json_round_trip);
 	tcase_add_loop_test(t, keys_of_preferences_are_for_their_tasks, 0, ARRAY_SIZE(preference_keys));
 	tcase_add_test(t, tasks_have_names);
+	tcase_add_test(t, the_rewards_of_a_run);
 	tcase_add_test(t, a_variable_is_set_once);
 	tcase_add_test(t, memory_may_run_out_at_any_place);
 	tcase_add_loop_test(t, wrong_run_files_say_where, 0, ARRAY_SIZE(wrong));

@@ -51,6 +51,9 @@ static void check_steps(const char *file, const struct run_config *c, int64_t ro
 	double batch = (double)(c->train.micro_batch * c->train.accumulation * ranks);
 	double steps = (double)rows / batch * c->train.epochs;
 
+	/* A batch is of completions, of which each prompt has some. */
+	if (c->task == RUN_GRPO)
+		steps *= (double)(c->grpo.generations * c->grpo.iterations);
 	ck_assert_msg(steps >= 8, "%s: only %.1f steps", file, steps);
 }
 
@@ -60,6 +63,7 @@ static void check_data(const char *file, const struct run_config *c)
 	struct dataset_options o = {
 	    .task = c->task == RUN_KTO          ? DATASET_LABELS
 	            : run_task_prefers(c->task) ? DATASET_PAIRS
+	            : c->task == RUN_GRPO       ? DATASET_PROMPTS
 	                                        : DATASET_SFT,
 	    .paths = (const char *const *)c->data.path,
 	    .dataset_dir = c->data.dataset_dir,
@@ -118,7 +122,9 @@ START_TEST(run_files_can_be_used_as_they_are)
 			ck_assert_msg(shipped("dataset_info.json"), "%s", file);
 		if (c->task == RUN_COMMAND)
 			check_named(file, text, c->command[1]);
-		if ((c->task == RUN_SFT || run_task_prefers(c->task)) && all)
+		for (char **p = c->grpo.reward; p && *p; p++)
+			check_named(file, text, *p);
+		if (c->task != RUN_PRETRAIN && run_task_trains(c->task) && all)
 			check_data(file, c);
 		free(names[i]);
 	}

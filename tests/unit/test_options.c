@@ -278,6 +278,94 @@ START_TEST(preferences)
 }
 END_TEST
 
+static const char grpo[] = "task = \"grpo\"; model = { path = \"m\"; }; data = { path = \"d\"; };\n"
+                           "output = { dir = \"o\"; }; train = { accumulation = 8; };\n"
+                           "grpo = { reward = [\"r\"]; };\n";
+
+START_TEST(rewards)
+{
+	const struct model_config wide = {.max_positions = 1000}, narrow = {.max_positions = 60};
+	_cleanup_(run_config_freep) struct run_config
+	    *plain = config_of(grpo, "data.max_length=100"),
+	    *all = config_of(grpo, "grpo.generations=4", "grpo.max_new_tokens=77", "grpo.sequences=3",
+	                     "grpo.temperature=0.7", "grpo.top_k=9", "grpo.top_p=0.8", "grpo.min_p=0.05",
+	                     "grpo.beta=0.04", "grpo.epsilon=0.1", "grpo.epsilon_high=0.3",
+	                     "grpo.iterations=2", "grpo.loss=grpo", "grpo.scale=batch", "grpo.level=sequence",
+	                     "grpo.mask_truncated=true", "data.max_length=100"),
+	    *other = config_of(sft, "data.max_length=100");
+	struct policy_options p = options_of(plain).policy;
+	struct dataset_options d;
+
+	/* The defaults of a run are those of the engine. */
+	ck_assert_int_eq(p.generations, 8);
+	ck_assert_int_eq(p.max_tokens, 256);
+	ck_assert_int_eq(p.sequences, 0);
+	ck_assert(p.temperature == 1 && p.top_k == 0 && p.top_p == 1 && p.min_p == 0 && p.beta == 0);
+	ck_assert(p.epsilon[0] == 0.2 && p.epsilon[1] == 0.2);
+	ck_assert_int_eq(p.iterations, 1);
+	ck_assert_int_eq(p.loss, POLICY_DAPO);
+	ck_assert_int_eq(p.scale, POLICY_SCALE_GROUP);
+	ck_assert(!p.of_sequences && !p.mask_unfinished);
+	p = options_of(all).policy;
+	ck_assert_int_eq(p.generations, 4);
+	ck_assert_int_eq(p.max_tokens, 77);
+	ck_assert_int_eq(p.sequences, 3);
+	ck_assert_int_eq(p.top_k, 9);
+	ck_assert(p.temperature == 0.7 && p.top_p == 0.8 && p.min_p == 0.05 && p.beta == 0.04);
+	ck_assert(p.epsilon[0] == 0.1 && p.epsilon[1] == 0.3);
+	ck_assert_int_eq(p.iterations, 2);
+	ck_assert_int_eq(p.loss, POLICY_GRPO);
+	ck_assert_int_eq(p.scale, POLICY_SCALE_BATCH);
+	ck_assert(p.of_sequences && p.mask_unfinished);
+	/* Rows are prompts, and completions come behind them. */
+	options_dataset(plain, "cache", &d);
+	ck_assert_int_eq(d.task, DATASET_PROMPTS);
+	ck_assert(!d.packing && !d.margins);
+	ck_assert_int_eq(options_longest_row(plain, &wide), 356);
+	ck_assert_int_eq(options_longest_row(all, &wide), 177);
+	/* Completions end where the model's positions do, rows of other tasks may be longer. */
+	ck_assert_int_eq(options_longest_row(all, &narrow), 60);
+	ck_assert_int_eq(options_longest_row(other, &narrow), 100);
+	ck_assert_int_eq(options_of(other).policy.generations, 0);
+	ck_assert_int_eq(options_of(plain).preference.kind, PREFERENCE_NONE);
+}
+END_TEST
+
+START_TEST(names_of_rewards)
+{
+	static const struct {
+		const char *key;
+		enum policy_loss loss;
+		enum policy_scale scale;
+		double high; /* of the ratio */
+	} cases[] = {
+	    {"grpo.loss=grpo", POLICY_GRPO, POLICY_SCALE_GROUP, 0.1},
+	    {"grpo.loss=dapo", POLICY_DAPO, POLICY_SCALE_GROUP, 0.1},
+	    {"grpo.loss=dr_grpo", POLICY_DR_GRPO, POLICY_SCALE_GROUP, 0.1},
+	    {"grpo.loss=cispo", POLICY_CISPO, POLICY_SCALE_GROUP, 5},
+	    {"grpo.scale=group", POLICY_DAPO, POLICY_SCALE_GROUP, 0.1},
+	    {"grpo.scale=batch", POLICY_DAPO, POLICY_SCALE_BATCH, 0.1},
+	    {"grpo.scale=none", POLICY_DAPO, POLICY_SCALE_NONE, 0.1},
+	    {"grpo.epsilon_high=0.28", POLICY_DAPO, POLICY_SCALE_GROUP, 0.28},
+	};
+	_cleanup_(run_config_freep) struct run_config *c =
+	    config_of(grpo, "grpo.loss=cispo", "grpo.epsilon_high=2");
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		_cleanup_(run_config_freep) struct run_config *one =
+		    config_of(grpo, cases[i].key, "grpo.epsilon=0.1");
+		struct policy_options p = options_of(one).policy;
+
+		mark_point();
+		ck_assert_int_eq(p.loss, cases[i].loss);
+		ck_assert_int_eq(p.scale, cases[i].scale);
+		ck_assert_double_eq(p.epsilon[0], 0.1);
+		ck_assert_double_eq(p.epsilon[1], cases[i].high);
+	}
+	ck_assert_double_eq(options_of(c).policy.epsilon[1], 2);
+}
+END_TEST
+
 START_TEST(the_data)
 {
 	_cleanup_(run_config_freep) struct run_config *c = config_of(
@@ -454,6 +542,8 @@ int main(void)
 	tcase_add_test(t, what_is_chosen_later_is_known);
 	tcase_add_test(t, what_is_trained_of_a_model);
 	tcase_add_test(t, preferences);
+	tcase_add_test(t, rewards);
+	tcase_add_test(t, names_of_rewards);
 	tcase_add_test(t, the_data);
 	tcase_add_test(t, the_files_of_a_model);
 	tcase_add_test(t, names_of_precisions);

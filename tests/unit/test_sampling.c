@@ -101,6 +101,99 @@ START_TEST(a_choice_depends_on_seed_and_place)
 }
 END_TEST
 
+/* ---- where nothing is left out ---- */
+
+enum { CHOSEN = 6, BEYOND = 2, DRAWS = 20000 };
+
+static const struct {
+	double temperature;
+	double shares[CHOSEN]; /* of weights 0, 2, 16, 1, 8 and 0, to the power of 1 / temperature */
+} of_all[] = {
+    {1, {0, 2 / 27., 16 / 27., 1 / 27., 8 / 27., 0}},
+    {0.5, {0, 4 / 325., 256 / 325., 1 / 325., 64 / 325., 0}},
+    {2, {0, 0.1530096874, 0.4327767502, 0.1081941876, 0.3060193748, 0}},
+};
+
+/* Logits of which the first and the last have no probability; those beyond would have all of it. */
+static void make_logits(float out[CHOSEN + BEYOND])
+{
+	static const float weights[CHOSEN] = {0, 2, 16, 1, 8, 0};
+
+	for (int i = 0; i < CHOSEN; i++)
+		out[i] = weights[i] > 0 ? logf(weights[i]) : -INFINITY;
+	out[CHOSEN - 1] = -1e30F;
+	for (int i = 0; i < BEYOND; i++)
+		out[CHOSEN + i] = 100;
+}
+
+START_TEST(all_ids_have_their_share)
+{
+	float l[CHOSEN + BEYOND];
+	int counts[CHOSEN] = {0};
+	double off = 0;
+
+	make_logits(l);
+	for (int i = 0; i < DRAWS; i++) {
+		/* Another seed for each, and another place; what is filtered by is not used. */
+		struct sampling s = {.temperature = of_all[_i].temperature, .top_p = 1, .seed = (uint64_t)i};
+		int32_t id = sampling_choose(&s, l, CHOSEN, i % 7, NULL);
+
+		ck_assert_int_eq(sampling_choose(&s, l, CHOSEN, i % 7, NULL), id);
+		ck_assert_int_ge(id, 0);
+		ck_assert_int_lt(id, CHOSEN);
+		counts[id]++;
+	}
+	for (int i = 0; i < CHOSEN; i++) {
+		double want = of_all[_i].shares[i] * DRAWS;
+
+		if (want > 0)
+			off += (counts[i] - want) * (counts[i] - want) / want;
+		else
+			ck_assert_int_eq(counts[i], 0);
+	}
+	/* Chi-squared of three degrees of freedom is above this once in 30000 times. */
+	ck_assert_double_lt(off, 24);
+}
+END_TEST
+
+START_TEST(what_leaves_nothing_out)
+{
+	static const struct {
+		struct sampling s;
+		bool all;
+	} kinds[] = {{{.temperature = 1, .top_p = 1}, true},
+	             {{.temperature = 0.1, .top_p = 1, .seed = 3}, true},
+	             {{.temperature = 0, .top_p = 1}, false},
+	             {{.temperature = 1, .top_p = 0.999}, false},
+	             {{.temperature = 1, .top_p = 1, .top_k = 1000000}, false},
+	             {{.temperature = 1, .top_p = 1, .min_p = 1e-9}, false}};
+
+	for (size_t i = 0; i < ARRAY_SIZE(kinds); i++)
+		ck_assert_msg(sampling_takes_all(&kinds[i].s) == kinds[i].all, "%zu", i);
+}
+END_TEST
+
+/* Differences alone count, as far as numbers go: neither does a sum overflow nor is all of it zero. */
+START_TEST(far_logits_are_chosen_among)
+{
+	static const float offsets[] = {1e30F, 3e38F, -1e30F, -3e38F};
+
+	for (size_t i = 0; i < ARRAY_SIZE(offsets); i++) {
+		float l[4] = {-INFINITY, offsets[i], offsets[i], -INFINITY};
+		int counts[4] = {0};
+
+		for (int k = 0; k < 400; k++) {
+			struct sampling s = {.temperature = 0.01, .top_p = 1, .seed = (uint64_t)k};
+
+			counts[sampling_choose(&s, l, 4, 0, NULL)]++;
+		}
+		ck_assert_int_eq(counts[0] + counts[3], 0);
+		ck_assert_int_gt(counts[1], 140);
+		ck_assert_int_gt(counts[2], 140);
+	}
+}
+END_TEST
+
 START_TEST(what_was_chosen_is_penalized_once)
 {
 	_cleanup_free_ void *work = malloc(sampling_work_bytes(VOCAB));
@@ -129,6 +222,9 @@ int main(void)
 	tcase_add_loop_test(t, candidates_have_their_share, 0, ARRAY_SIZE(cases));
 	tcase_add_test(t, a_choice_depends_on_seed_and_place);
 	tcase_add_test(t, what_was_chosen_is_penalized_once);
+	tcase_add_loop_test(t, all_ids_have_their_share, 0, ARRAY_SIZE(of_all));
+	tcase_add_test(t, what_leaves_nothing_out);
+	tcase_add_test(t, far_logits_are_chosen_among);
 	suite_add_tcase(s, t);
 	return unit_run(s);
 }

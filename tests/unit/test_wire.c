@@ -181,7 +181,9 @@ static const char START[] =
 #define PREFLIGHT                                                                                            \
 	"{\"user\":\"ada\",\"uid\":1000,\"directory\":\"/home/"                                              \
 	"ada\",\"program\":\"python3\",\"engine\":\"cpu\","                                                  \
-	"\"path\":\"/bin\",\"model\":\"m\",\"teacher\":\"t\",\"output_dir\":\"out\",\"offload_dir\":\"/"     \
+	"\"path\":\"/"                                                                                       \
+	"bin\",\"model\":\"m\",\"teacher\":\"t\",\"reward_model\":\"r\",\"reference\":\"f\",\"output_dir\":" \
+	"\"out\",\"offload_dir\":\"/"                                                                        \
 	"nvme\",\"log_dir\":\"/"                                                                             \
 	"var/log/dtrain\",\"socket\":\"/run/s\",\"own_mounts\":true}"
 #define USER                                                                                                 \

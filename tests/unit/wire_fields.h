@@ -447,6 +447,8 @@ static const struct {
     {pass_preflight_request, "path", TEXT, 0, 0, ""},
     {pass_preflight_request, "model", TEXT, 0, 0, ""},
     {pass_preflight_request, "teacher", TEXT, 0, 0, ""},
+    {pass_preflight_request, "reward_model", TEXT, 0, 0, ""},
+    {pass_preflight_request, "reference", TEXT, 0, 0, ""},
     {pass_preflight_request, "output_dir", TEXT, 0, 0, ""},
     {pass_preflight_request, "offload_dir", TEXT, 0, 0, ""},
     {pass_preflight_request, "log_dir", TEXT, 0, 0, ""},

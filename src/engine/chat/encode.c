@@ -314,16 +314,24 @@ int encoder_conversation(const struct encoder *enc, const struct example *e, str
 	return r;
 }
 
-int encoder_answers(const struct encoder *enc, const struct example *e, struct token_list *prompt,
-                    struct token_list *answer, struct token_list *rejected, struct error *err)
+int encoder_prompt(const struct encoder *enc, const struct example *e, struct token_list *prompt,
+                   struct error *err)
 {
-	const struct turn *answers[] = {&e->turns[e->count - 1], &e->rejected};
-	struct token_list *out[] = {answer, rejected};
 	int r = 0;
 
 	for (size_t i = 0; r == 0 && i + 1 < e->count; i++)
 		r = i % 2 ? encode_target(enc, &e->turns[i], true, prompt, err)
 		          : encode_source(enc, e, i, prompt, err);
+	return r;
+}
+
+int encoder_answers(const struct encoder *enc, const struct example *e, struct token_list *prompt,
+                    struct token_list *answer, struct token_list *rejected, struct error *err)
+{
+	const struct turn *answers[] = {&e->turns[e->count - 1], &e->rejected};
+	struct token_list *out[] = {answer, rejected};
+	int r = encoder_prompt(enc, e, prompt, err);
+
 	for (size_t k = 0; r == 0 && k < 2 && out[k]; k++) {
 		r = encode_target(enc, answers[k], false, out[k], err);
 		if (r == 0 && enc->efficient_eos && token_list_add(out[k], &enc->eos, 1) < 0)

@@ -36,6 +36,10 @@ int encoder_init(struct encoder *enc, const struct encoder_options *options, con
 int encoder_conversation(const struct encoder *enc, const struct example *e, struct token_list *ids,
                          struct token_list *labels, int64_t *cut, struct error *err);
 
+/* Everything up to the last answer of an example, without thoughts of earlier answers; appended. */
+int encoder_prompt(const struct encoder *enc, const struct example *e, struct token_list *prompt,
+                   struct error *err);
+
 /* An example of a preference: everything up to its last answer as the prompt, then that answer and, where
  * `rejected` is not NULL, the rejected one; each appended to its list. Thoughts of earlier answers are left
  * out. Errors as above. */

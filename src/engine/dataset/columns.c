@@ -74,13 +74,20 @@ static bool is_trl(const struct source *s, const json_t *record)
 static int detect_format(struct source *s, const json_t *record, const char *messages, enum dataset_task task,
                          const char *where, struct error *err)
 {
-	bool pretrain = task == DATASET_PRETRAIN, preference = !pretrain && task != DATASET_SFT;
+	bool pretrain = task == DATASET_PRETRAIN, prompts = task == DATASET_PROMPTS;
+	bool preference = !pretrain && task != DATASET_SFT;
+	bool named = s->columns.prompt || s->columns.messages;
 	const json_t *first = messages ? json_array_get(json_object_get(record, messages), 0) : NULL;
 	_cleanup_free_ char *names = NULL;
 
+	/* A run that names the column of the answer alone. */
+	if (prompts && s->columns.given && !named && has(record, "prompt"))
+		s->columns.prompt = "prompt";
 	if (pretrain && (s->columns.given ? s->columns.prompt != NULL : has(record, "text"))) {
 		s->format = FORMAT_JSONL;
-	} else if (preference && !first && is_trl(s, record)) {
+	} else if (preference && !first &&
+	           (is_trl(s, record) ||
+	            (prompts && !s->columns.given && !has(record, "instruction") && has(record, "prompt")))) {
 		s->format = FORMAT_TRL;
 	} else if (!pretrain && first && has(first, s->tags.given ? s->tags.role : "from")) {
 		s->format = FORMAT_SHAREGPT;
@@ -95,6 +102,7 @@ static int detect_format(struct source *s, const json_t *record, const char *mes
 		    "%s: the columns there are (%s) tell no format: %s; map them with data.columns", where,
 		    names ? names : "",
 		    pretrain     ? "pretrain wants text"
+		    : prompts    ? "a prompt stands in prompt, instruction, messages or conversations"
 		    : preference ? "an answer and another one stand in chosen and rejected, and kto has "
 		                   "completion and label"
 		                 : "alpaca has instruction and output, sharegpt conversations, openai "
@@ -110,12 +118,19 @@ static void default_names(struct source *s, const json_t *record, const char *me
 {
 	bool chat = s->format == FORMAT_SHAREGPT || s->format == FORMAT_OPENAI;
 	bool pretrain = task == DATASET_PRETRAIN;
+	/* What data for rewards call the answer to a prompt. */
+	static const char *const answers[] = {"completion", "answer", "solution", "ground_truth"};
 
 	s->columns = source_columns_default;
 	s->columns.label = has(record, "kto_tag") ? "kto_tag" : "label";
 	if (s->format == FORMAT_TRL) {
 		s->columns.prompt = "prompt";
 		s->columns.response = "completion";
+		for (size_t i = 0; task == DATASET_PROMPTS && i < ARRAY_SIZE(answers); i++)
+			if (has(record, answers[i])) {
+				s->columns.response = answers[i];
+				break;
+			}
 		s->columns.query = NULL;
 		s->columns.messages = NULL;
 		s->columns.tools = "tools";
@@ -184,7 +199,7 @@ int source_detect(struct source *s, const json_t *record, enum dataset_task task
 		    !(task == DATASET_PAIRS && found.columns.chosen &&
 		      json_is_array(json_object_get(record, found.columns.chosen))))
 			r = need_column(record, found.columns.prompt, "prompt", where, err);
-		if (r >= 0 && !pretrain && task != DATASET_PAIRS)
+		if (r >= 0 && !pretrain && task != DATASET_PAIRS && task != DATASET_PROMPTS)
 			r = need_column(record, found.columns.response, "response", where, err);
 	}
 	if (r < 0 ||

@@ -136,6 +136,17 @@ static int take_answer(const char *name, const char *where, struct example *e, s
 	return take_text(e, column(e, name), where, name, &out->content, err);
 }
 
+/* What the data has as the answer to a prompt: text, or JSON text of another value; "" where there is none.
+ */
+static int take_known_answer(const char *name, const char *where, struct example *e, struct error *err)
+{
+	const json_t *v = column(e, name);
+	struct text t;
+	int r = json_is_string(v) ? take_text(e, v, where, name, &t, err) : take_json(e, v, &t, err);
+
+	return r < 0 ? r : add_turn(e, ROLE_ASSISTANT, t, err);
+}
+
 /* Whether an answer is good: a boolean, or 0 or 1. */
 static int take_label(const struct source *s, const char *where, struct example *e, struct error *err)
 {
@@ -203,6 +214,8 @@ static int convert_alpaca(const struct source *s, enum dataset_task task, const 
 		return r;
 	if (task == DATASET_PAIRS)
 		r = take_pair(s, where, e, err);
+	else if (task == DATASET_PROMPTS)
+		r = take_known_answer(s->columns.response, where, e, err);
 	else if ((r = take_answer(s->columns.response, where, e, &response, err)) >= 0)
 		r = add_turn(e, response.role, response.content, err);
 	if (r < 0 || (task == DATASET_LABELS && (r = take_label(s, where, e, err)) < 0))
@@ -409,7 +422,10 @@ static int convert_trl(const struct source *s, enum dataset_task task, const cha
 {
 	const json_t *prompt = column(e, s->columns.prompt), *chosen = column(e, s->columns.chosen);
 	const char *answer = task == DATASET_PAIRS ? s->columns.chosen : s->columns.response;
-	bool messages = json_is_array(column(e, answer));
+	/* What is known of a prompt may be any list. */
+	bool messages =
+	    json_is_array(column(e, answer)) &&
+	    (task != DATASET_PROMPTS || message_role(s, json_array_get(column(e, answer), 0)) >= 0);
 	struct turn turn;
 	size_t from = 0;
 	int r;
@@ -430,6 +446,8 @@ static int convert_trl(const struct source *s, enum dataset_task task, const cha
 		return r;
 	if (task == DATASET_PAIRS)
 		r = messages ? add_pair(s, from, where, e, err) : take_pair(s, where, e, err);
+	else if (task == DATASET_PROMPTS && !messages)
+		r = take_known_answer(answer, where, e, err);
 	else if ((r = messages ? add_answer(s, answer, 0, where, e, &turn, err)
 	                       : take_answer(answer, where, e, &turn, err)) >= 0)
 		r = add_turn(e, turn.role, turn.content, err);
@@ -458,9 +476,13 @@ static int convert_messages(const struct source *s, enum dataset_task task, cons
 		                                                 : add_pair(s, 0, where, e, err);
 	if (r < 0 || (task == DATASET_LABELS && (r = take_label(s, where, e, err)) < 0))
 		return r;
-	/* Answers of tools that nothing follows. */
-	if (openai && e->count && e->count % 2 && e->turns[e->count - 1].role == ROLE_OBSERVATION)
+	/* An answer of tools that nothing follows is left out, but at the end of a prompt. */
+	if (openai && task != DATASET_PROMPTS && e->count && e->count % 2 &&
+	    e->turns[e->count - 1].role == ROLE_OBSERVATION)
 		e->count--;
+	/* A conversation that is to be gone on with. */
+	if (task == DATASET_PROMPTS && e->count % 2 && (r = take_known_answer(NULL, where, e, err)) < 0)
+		return r;
 	return task == DATASET_PRETRAIN && e->count ? 0 : check_turns(e, where, err);
 }
 

@@ -13,10 +13,12 @@
 #include "base/error.h"
 #include "engine/tokenizer/tokenizer.h"
 
-/* A row of pairs has two documents: the prompt with the chosen answer, and the prompt with the rejected one.
+/* A row of prompts has a prompt and the answer that the data has for it, if any, whose targets alone count:
+ * its bytes as they are, one in the place of each id. It is a prompt alone that max_length is for.
+ * A row of pairs has two documents: the prompt with the chosen answer, and the prompt with the rejected one.
  * A row of labels has the prompt with its answer, which the row's label says to be good (1) or not (0), and
  * the prompt with the answer to another one. */
-enum dataset_task { DATASET_PRETRAIN, DATASET_SFT, DATASET_PAIRS, DATASET_LABELS };
+enum dataset_task { DATASET_PRETRAIN, DATASET_SFT, DATASET_PAIRS, DATASET_LABELS, DATASET_PROMPTS };
 
 /* Strings are borrowed for the call. NULL and 0 mean the default that is named with each. Messages of errors
  * name files and lines. */

@@ -196,6 +196,30 @@ int record_add_other_answer(const struct record_encoder *c, struct encoded_recor
 	return r;
 }
 
+/* The answer is not for the model: it is kept as it is, for what compares completions with it. */
+static int encode_prompt(const struct record_encoder *c, struct encoded_record *w, const struct example *e)
+{
+	const struct text *answer = &e->turns[e->count - 1].content;
+	int r = encoder_prompt(&c->conversation, e, &w->prompt, &w->err);
+
+	/* A tokenizer may change a text. */
+	for (size_t i = 0; r == 0 && i < answer->len; i++)
+		r = token_list_add(&w->answer, &(int32_t){(unsigned char)answer->data[i]}, 1) < 0
+		        ? error_oom(&w->err)
+		        : 0;
+	if (r < 0)
+		return r;
+	if (w->prompt.len == 0 || (e->count == 2 && e->turns[0].content.len == 0))
+		return error_set(&w->err, -EBADMSG, "the prompt is empty");
+	if (w->prompt.len > (size_t)c->options->max_length)
+		return error_set(&w->err, -EBADMSG,
+		                 "the prompt has %zu tokens, and there is room for %d (data.max_length, "
+		                 "max_position_embeddings)",
+		                 w->prompt.len, c->options->max_length);
+	return add_document(w, &w->answer, (int)w->prompt.len, (int)w->answer.len) < 0 ? error_oom(&w->err)
+	                                                                               : 0;
+}
+
 static int encode_conversation(const struct record_encoder *c, struct encoded_record *w,
                                const struct example *e)
 {
@@ -218,9 +242,10 @@ void record_encode(const struct record_encoder *c, struct encoded_record *w)
 	w->result =
 	    example_convert(w->source, c->options->task, w->record.data, w->record.len, where, &e, &w->err);
 	if (w->result == 0) {
-		w->result = c->options->task == DATASET_PRETRAIN ? encode_document(c, w, &e)
-		            : record_encoder_prefers(c)          ? encode_preference(c, w, &e)
-		                                                 : encode_conversation(c, w, &e);
+		w->result = c->options->task == DATASET_PRETRAIN  ? encode_document(c, w, &e)
+		            : record_encoder_prefers(c)           ? encode_preference(c, w, &e)
+		            : c->options->task == DATASET_PROMPTS ? encode_prompt(c, w, &e)
+		                                                  : encode_conversation(c, w, &e);
 		if (w->result < 0)
 			error_prefix(&w->err, "%s", where);
 	}

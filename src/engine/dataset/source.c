@@ -423,14 +423,16 @@ static int resolve(const struct dataset_options *o, struct source_list *list, st
 
 		if (o->task != DATASET_PRETRAIN &&
 		    (f == FORMAT_TEXT || f == FORMAT_PARAGRAPHS || f == FORMAT_FILES))
-			r = error_set(
-			    err, -EINVAL, "%s: plain text is for task pretrain; %s", list->items[i].path,
-			    o->task == DATASET_SFT ? "sft needs alpaca, sharegpt or openai"
-			                           : "preferences need alpaca, sharegpt, openai or trl");
-		else if (o->task != DATASET_PAIRS && o->task != DATASET_LABELS && f == FORMAT_TRL)
+			r = error_set(err, -EINVAL, "%s: plain text is for task pretrain; %s",
+			              list->items[i].path,
+			              o->task == DATASET_SFT ? "sft needs alpaca, sharegpt or openai"
+			              : o->task == DATASET_PROMPTS
+			                  ? "prompts need alpaca, sharegpt, openai or trl"
+			                  : "preferences need alpaca, sharegpt, openai or trl");
+		else if ((o->task == DATASET_PRETRAIN || o->task == DATASET_SFT) && f == FORMAT_TRL)
 			r = error_set(err, -EINVAL,
 			              "%s: format trl is of preferences; its prompts and completions are "
-			              "for the tasks dpo, orpo, simpo, kto and reward",
+			              "for the tasks dpo, orpo, simpo, kto, reward and grpo",
 			              list->items[i].path);
 	}
 	return r;

@@ -16,6 +16,19 @@ static char *cache_place(const struct model *m, int layer, int sequence, int64_t
 	       (size_t)((int64_t)sequence * m->o.cache_tokens + at) * 2 * (size_t)m->kv * m->size;
 }
 
+void model_decode_copy(struct model *m, int from, int to)
+{
+	for (int l = 0; l < m->c.layers; l++)
+		device_copy(m->dev, cache_place(m, l, to, 0), cache_place(m, l, from, 0),
+		            (size_t)m->past[from] * 2 * (size_t)m->kv * m->size);
+	m->past[to] = m->past[from];
+}
+
+int model_decode_nothing(struct model *m, struct error *err)
+{
+	return model_forward_nothing(m, MODEL_EVALUATE, err);
+}
+
 /* Keys and values of the new tokens go behind the old ones. */
 static void append_cache(struct model *m, int layer, const struct model_part *part, const char *k,
                          const char *v)

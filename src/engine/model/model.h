@@ -184,6 +184,10 @@ struct model_part {
 int model_decode(struct model *m, const struct model_part *parts, int count, const int32_t *ids,
                  struct error *err);
 void model_decode_reset(struct model *m, int sequence);
+/* `to` becomes a sequence of the same tokens as `from`. */
+void model_decode_copy(struct model *m, int from, int to);
+/* The hooks of model_decode for a rank that has nothing to append while others have. */
+int model_decode_nothing(struct model *m, struct error *err);
 
 /* For tests: all logits of a batch, tokens · vocab floats on the host. fp32 models only. */
 int model_logits(struct model *m, const struct model_batch *batch, float *logits, struct error *err);

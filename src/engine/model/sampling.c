@@ -2,6 +2,7 @@
 /* Draws the next token: temperature, then top_k, top_p and min_p, with a random number of its own for each
  * place. */
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -106,6 +107,32 @@ int64_t sampling_candidates(const struct sampling *s, const float *logits, int64
 	return n;
 }
 
+bool sampling_takes_all(const struct sampling *s)
+{
+	return s->temperature > 0 && s->top_k <= 0 && s->top_p >= 1 && s->min_p <= 0;
+}
+
+/* Among all ids, in their order: nothing has to be sorted. */
+static int32_t choose_of_all(const struct sampling *s, const float *logits, int64_t vocab, int64_t place)
+{
+	float inverse = (float)(1 / s->temperature), highest = logits[greedy(logits, vocab)];
+	double target = 0, below = 0;
+	int64_t last = 0;
+
+	for (int64_t i = 0; i < vocab; i++)
+		target += (double)expf((logits[i] - highest) * inverse);
+	target *= uniform(s->seed, (uint64_t)place);
+	for (int64_t i = 0; i < vocab; i++) {
+		double weight = (double)expf((logits[i] - highest) * inverse);
+
+		below += weight;
+		if (target < below)
+			return (int32_t)i;
+		last = weight > 0 ? i : last;
+	}
+	return (int32_t)last;
+}
+
 int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place,
                         void *work)
 {
@@ -115,6 +142,8 @@ int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t v
 
 	if (s->temperature <= 0 || s->top_k == 1)
 		return greedy(logits, vocab);
+	if (sampling_takes_all(s))
+		return choose_of_all(s, logits, vocab, place);
 	target = filter(s, logits, vocab, c, &n);
 	target *= uniform(s->seed, (uint64_t)place);
 	for (int64_t i = 0; i < n; i++) {

@@ -2,6 +2,7 @@
 /* How the next token is drawn from a model's logits. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +19,8 @@ struct sampling {
 int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place,
                         void *work); /* work: sampling_work_bytes(vocab) */
 size_t sampling_work_bytes(int64_t vocab);
+/* Nothing is left out of what is chosen among, and nothing sorted: work is not used. */
+bool sampling_takes_all(const struct sampling *s);
 
 /* What sampling_choose chooses among, the likeliest first, and the probability of each: into ids and
  * probabilities, which have room for vocab of them. Returns their number. temperature is not 0. */

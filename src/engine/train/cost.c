@@ -403,6 +403,24 @@ static void count_waits(struct player *p, const struct model_layout *l, const st
 		p->sums += 2 * p->turn * (p->units - 2);
 }
 
+/* Of the units whose weights are gathered for each pass. */
+static double gathers(const struct player *p)
+{
+	double seconds = 0;
+
+	for (int u = 0; u < p->units; u++)
+		if (!p->shard->unit[u].whole_weights)
+			seconds += p->unit[u].gather;
+	return seconds;
+}
+
+/* A reference has the model's own. */
+static const struct model_config *config_of_frozen(const struct model_config *c,
+                                                   const struct train_options *o)
+{
+	return o->distillation.teacher ? o->distillation.teacher : c;
+}
+
 void cost_of_step(const struct plan *plan, const struct model_config *c, const struct train_options *o,
                   int64_t max_row, const struct hardware_set *where, struct cost *out)
 {
@@ -429,10 +447,14 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	cost_count_parts(l, c, o, (double)max_row, &where->device, (double)shapes.logits_rows,
 	                 o->accumulation > 1, &parts);
 	/* It comes before the model's own forward pass. */
-	if (plan->teacher.model)
+	if (plan->frozen.model)
 		parts.embedding_forward +=
-		    cost_teacher(&plan->teacher, o->distillation.teacher, o, (double)max_row, &where->device,
-		                 (double)shapes.logits_rows);
+		    cost_frozen(&plan->frozen, config_of_frozen(c, o), o, (double)max_row, &where->device,
+		                (double)shapes.logits_rows);
+	if (plan->reward_model.model)
+		parts.embedding_forward +=
+		    cost_frozen(&plan->reward_model, o->policy.reward_model, o, (double)max_row,
+		                &where->device, (double)shapes.logits_rows);
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);
@@ -448,7 +470,9 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	first = p.now;
 	p.waited = p.communication = 0;
 	play_step(&p, where->device.overlap);
-	out->step = p.now - first;
+	out->generation = cost_generation(plan, c, o, (double)max_row, &where->device, gathers(&p)) /
+	                  MAX(o->policy.iterations, 1);
+	out->step = p.now - first + out->generation;
 	out->communication = p.communication;
 	out->forward = a * (parts.embedding_forward + c->layers * parts.block_forward);
 	out->backward = a * (parts.embedding_backward + parts.trained_blocks * parts.block_backward -
@@ -457,11 +481,12 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	out->head = a * parts.head;
 	for (int u = 0; u < units; u++)
 		out->optimizer += times[u].optimizer;
-	out->exposed = out->step - out->forward - out->backward - out->recompute - out->head - out->optimizer;
+	out->exposed = out->step - out->generation - out->forward - out->backward - out->recompute -
+	               out->head - out->optimizer;
 	out->tokens_per_second = (double)out->tokens / out->step;
 	flops = model_config_flops(c, (double)max_row) * cost_computed_share(l, c);
-	/* Of the three products of each matrix, a teacher has the one of the forward pass. */
-	if (plan->teacher.model)
-		flops += model_config_flops(o->distillation.teacher, (double)max_row) / 3;
+	/* Of the three products of each matrix, a teacher or a reference has the one of the forward pass. */
+	if (plan->frozen.model)
+		flops += model_config_flops(config_of_frozen(c, o), (double)max_row) / 3;
 	out->mfu = flops * out->tokens_per_second / ranks / peak;
 }

@@ -24,6 +24,7 @@
 struct cost {
 	/* Seconds of a step on a rank. */
 	double forward, backward, recompute, head, optimizer;
+	double generation;    /* of a policy: of its completions, if all are as long as they may be */
 	double communication; /* of its collectives, hidden or not */
 	double exposed;       /* that the computation waits for them, or is slowed down by them */
 	double step;

@@ -364,19 +364,19 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	p->head += norm + cost_stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element);
 }
 
-double cost_teacher(const struct whole_model *teacher, const struct model_config *c,
-                    const struct train_options *o, double row, const struct hardware *h, double logits_rows)
+double cost_frozen(const struct whole_model *frozen, const struct model_config *c,
+                   const struct train_options *o, double row, const struct hardware *h, double logits_rows)
 {
 	struct train_options forward = {
 	    .precision = o->precision, .micro_batch = o->micro_batch, .accumulation = 1};
 	double t = (double)o->micro_batch * row;
 	struct cost_parts p;
 
-	cost_count_parts(teacher->layout, c, &forward, row, h, logits_rows, false, &p);
+	cost_count_parts(frozen->layout, c, &forward, row, h, logits_rows, false, &p);
 	return p.embedding_forward + c->layers * p.block_forward +
-	       cost_gemm(h, o->precision, RATE_PRODUCT_FORWARD, t, (double)c->vocab, c->hidden,
+	       cost_gemm(h, o->precision, RATE_PRODUCT_FORWARD, t, (double)model_config_outputs(c), c->hidden,
 	                 (double)dtype_size(o->precision), false) +
 	       /* The loss reads its logits three times. */
 	       cost_stream(h, o->precision, RATE_COPY,
-	                   3 * t * (double)c->vocab * (double)dtype_size(o->precision));
+	                   3 * t * (double)model_config_outputs(c) * (double)dtype_size(o->precision));
 }

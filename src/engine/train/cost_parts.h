@@ -22,6 +22,11 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 /* Of the operations of a step that trains everything, those that are left: of three products of each matrix,
  * that of its weights' gradient where it is frozen, and that of its input's, too, below what is trained. */
 double cost_computed_share(const struct model_layout *l, const struct model_config *c);
-/* A teacher's forward pass with its head, and what its logits add to the loss. c: the teacher's. */
-double cost_teacher(const struct whole_model *teacher, const struct model_config *c,
-                    const struct train_options *o, double row, const struct hardware *h, double logits_rows);
+/* The forward pass of a teacher, or of a reference, with its head, and what its logits add to the loss. c:
+ * its own. */
+double cost_frozen(const struct whole_model *frozen, const struct model_config *c,
+                   const struct train_options *o, double row, const struct hardware *h, double logits_rows);
+/* The time in which a policy generates the completions of a step, if all of them are as long as they may be;
+ * gather: that of the weights of a pass, where it waits for them. */
+double cost_generation(const struct plan *plan, const struct model_config *c, const struct train_options *o,
+                       double row, const struct hardware *h, double gather);

@@ -119,7 +119,7 @@ int estimate_run(const struct estimate_input *in, struct estimate *out, struct e
 	const struct hardware *h = &in->where->device;
 	_cleanup_(plan_freep) struct plan *plan = NULL;
 	struct train_options o = *in->options;
-	struct device_shapes shapes[2];
+	struct device_shapes shapes[PLAN_MODELS];
 	size_t scratch = 0;
 	int models, r;
 
@@ -429,13 +429,13 @@ json_t *estimate_plan_json(const struct estimate *e)
 {
 	const struct cost *c = &e->cost;
 
-	return json_pack("{s:s,s:s,s:i,s:i,s:b,s:o,s:{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:f,s:f}", "strategy",
-	                 shard_strategy_name(e->strategy), "recompute", way_name(e->recompute), "kept",
-	                 e->kept, "outputs", e->outputs, "fits", e->fits, "memory", memory_json(e), "seconds",
-	                 "step", c->step, "forward", c->forward, "backward", c->backward, "recompute",
-	                 c->recompute, "head", c->head, "optimizer", c->optimizer, "communication",
-	                 c->communication, "exposed", c->exposed, "tokens_per_second", c->tokens_per_second,
-	                 "mfu", c->mfu);
+	return json_pack("{s:s,s:s,s:i,s:i,s:b,s:o,s:{s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f},s:f,s:f}",
+	                 "strategy", shard_strategy_name(e->strategy), "recompute", way_name(e->recompute),
+	                 "kept", e->kept, "outputs", e->outputs, "fits", e->fits, "memory", memory_json(e),
+	                 "seconds", "step", c->step, "generation", c->generation, "forward", c->forward,
+	                 "backward", c->backward, "recompute", c->recompute, "head", c->head, "optimizer",
+	                 c->optimizer, "communication", c->communication, "exposed", c->exposed,
+	                 "tokens_per_second", c->tokens_per_second, "mfu", c->mfu);
 }
 
 static json_t *model_json(const struct model_config *c)

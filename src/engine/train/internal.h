@@ -64,6 +64,30 @@ struct trainer {
 		float *losses;             /* of tokens, for evaluation */
 		double (*reference[2])[2]; /* of training and evaluation rows */
 	} preference;
+
+	/* Of a policy: the completions of this rank, at most micro_batch · accumulation. */
+	struct policy_work {
+		int64_t number; /* of the set of them, from 0; -1: none */
+		bool fresh;     /* made for this step */
+		int64_t count, first,
+		    end; /* there are; of them in the micro-batch from first to before end */
+		struct rollout *rollouts;
+		int32_t *ids;             /* [.., max_row] */
+		float *then, *reference;  /* [.., max_tokens] */
+		float *now;               /* [max_tokens] of one, and as many derivatives */
+		float *losses;            /* [micro_batch, max_row] */
+		double *rewards;          /* and then the advantages */
+		struct model_part *parts; /* of a pass, and their tokens */
+		int32_t *next;
+		struct policy_totals all;
+		double sums[POLICY_SUMS];
+		double seconds[2]; /* for completions and rewards */
+	} policy;
+	/* Of one with a reward model: a micro-batch that it reads. */
+	struct scores_work {
+		int32_t *ids, *targets, *starts;
+		float *scores;
+	} scores;
 };
 
 /* Copies the tokens of n rows (-1: no row) into one micro-batch; batch->tokens is 0 where there
@@ -84,7 +108,54 @@ void preference_set_batch(struct trainer *t, const struct dataset *data, const i
 int preference_add(struct trainer *t, struct error *err);
 int preference_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics,
                         struct error *err);
-double *preference_device_sums(const struct trainer *t);
+
+/* The task is to learn from rewards. */
+static inline bool trainer_has_policy(const struct trainer *t)
+{
+	return t->o.policy.generations > 0;
+}
+int rollouts_allocate(struct trainer *t, struct error *err);
+void rollouts_free(struct trainer *t);
+/* The completions of set `number`. Every rank calls it. */
+int rollouts_make(struct trainer *t, int64_t number, struct error *err);
+int scores_allocate(struct trainer *t, struct error *err);
+void scores_free(struct trainer *t);
+/* Adds the scores of completions to their rewards. */
+int scores_add(struct trainer *t, const struct rollout *rollouts, int64_t n, double *rewards,
+               struct error *err);
+/* Before the micro-steps of a step: completions, their rewards and advantages. Fills targets and tokens of w.
+ */
+int policy_begin(struct trainer *t, struct train_work *w, struct error *err);
+/* The last micro-step that has completions: of this rank, or of any. */
+int64_t policy_last(struct trainer *t, bool all);
+/* A micro-batch of completions; its tokens are 0 where there is none. */
+int policy_gather(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err);
+
+/* Of either task: the loss is that of whole answers, whose sums are on the host until the passes have ended.
+ */
+static inline bool trainer_weighs(const struct trainer *t)
+{
+	return trainer_prefers(t) || trainer_has_policy(t);
+}
+static inline int trainer_more_sums(const struct trainer *t)
+{
+	return trainer_prefers(t) ? PREFERENCE_SUMS : trainer_has_policy(t) ? POLICY_SUMS : 0;
+}
+static inline double *trainer_host_sums(struct trainer *t)
+{
+	return trainer_prefers(t) ? t->preference.sums : t->policy.sums;
+}
+double *
+trainer_device_sums(const struct trainer *t); /* where they come to; PLAN_KL or PLAN_TOTALS behind them */
+static inline double *policy_device_totals(const struct trainer *t)
+{
+	return trainer_device_sums(t) + POLICY_SUMS; /* [PLAN_TOTALS] */
+}
+/* Steps on the same rows of the data. */
+static inline int64_t trainer_iterations(const struct trainer *t)
+{
+	return trainer_has_policy(t) ? t->o.policy.iterations : 1;
+}
 /* Queues a step, and ends the oldest that is queued: waits for its sums, and fills log. Steps end in the
  * order in which they have begun. */
 int trainer_begin_step(struct trainer *t, struct error *err);

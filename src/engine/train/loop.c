@@ -83,7 +83,8 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 
 		if ((r = begin_steps(t, cb, err)) < 0 || (r = trainer_end_step(t, &log, err)) < 0)
 			return r;
-		stop = t->stop && t->begun == t->step;
+		/* Completions are not saved: a run goes on where the next ones are made. */
+		stop = t->stop && t->begun == t->step && t->step % trainer_iterations(t) == 0;
 		first = all.steps == 0 ? log.step_seconds : first;
 		for (int i = 0; i < 2; i++) {
 			struct interval *in = i ? &all : &last;

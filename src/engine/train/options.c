@@ -32,6 +32,24 @@ void train_options_default(struct train_options *o)
 	                            .gradient_type = DTYPE_F32,
 	                            .prefetch = 1};
 	preference_options_default(&o->preference);
+	policy_options_default(&o->policy);
+}
+
+bool train_has_reference(const struct train_options *o)
+{
+	return o->policy.generations && o->policy.beta > 0;
+}
+
+int train_sequences(const struct train_options *o)
+{
+	int64_t all = o->micro_batch * o->accumulation;
+
+	return (int)(o->policy.sequences ? MIN(o->policy.sequences, all) : all);
+}
+
+int64_t train_prompts(const struct train_options *o)
+{
+	return o->micro_batch * o->accumulation / o->policy.generations;
 }
 
 int train_options_check(const struct train_options *o, struct error *err)
@@ -103,6 +121,23 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {!o->distillation.teacher ||
 	         (o->preference.kind == PREFERENCE_NONE && o->label_smoothing == 0 && !o->dft),
 	     "distillation is for pretraining and fine-tuning, without label_smoothing and dft"},
+	    {!o->policy.generations || (o->policy.generations >= 2 &&
+	                                o->micro_batch * o->accumulation % o->policy.generations == 0),
+	     "a rank's completions of a step, micro_batch times accumulation, have to be a multiple of "
+	     "grpo.generations, which has to be at least 2"},
+	    {!o->policy.generations ||
+	         (o->policy.max_tokens >= 1 && o->policy.temperature > 0 && o->policy.beta >= 0 &&
+	          o->policy.epsilon[0] > 0 && o->policy.epsilon[1] > 0 && o->policy.iterations >= 1 &&
+	          o->policy.sequences >= 0),
+	     "grpo: max_new_tokens and iterations have to be at least 1, temperature and epsilon above 0, "
+	     "beta "
+	     "and sequences not negative"},
+	    {!o->policy.generations ||
+	         (o->preference.kind == PREFERENCE_NONE && !o->distillation.teacher && !o->fp8 &&
+	          o->neftune_alpha == 0 && o->label_smoothing == 0 && !o->dft && o->router_loss <= 0),
+	     "grpo goes without a teacher, fp8, neftune_alpha, label_smoothing, dft and router_loss"},
+	    {!o->policy.generations || o->save_steps % o->policy.iterations == 0,
+	     "output.save_steps has to be a multiple of grpo.iterations: completions are not saved"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
 	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};

@@ -13,6 +13,7 @@
 #include "engine/optim/scaler.h"
 #include "engine/optim/schedule.h"
 #include "engine/shard/shard.h"
+#include "engine/train/policy.h"
 #include "engine/train/preference.h"
 
 /* By what the learning rates are multiplied: the rows of a global batch, or their root. */
@@ -65,6 +66,7 @@ struct train_options {
 	bool dft;
 	double router_loss; /* likewise; below 0: what the model's config says. Preferences have none. */
 	struct preference_options preference;
+	struct policy_options policy;
 	/* Knowledge distillation, of model_options. */
 	struct {
 		const struct model_config *teacher; /* borrowed; NULL: none, and the others do not matter */
@@ -74,5 +76,10 @@ struct train_options {
 	 * scratch */
 	bool widens;
 };
+/* Of a policy: whether it has a reference, and how many completions a rank generates at once. */
+bool train_has_reference(const struct train_options *o);
+int train_sequences(const struct train_options *o);
+/* Prompts of which a rank has completions in a step. */
+int64_t train_prompts(const struct train_options *o);
 void train_options_default(struct train_options *o);
 int train_options_check(const struct train_options *o, struct error *err);

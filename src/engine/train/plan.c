@@ -5,6 +5,19 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "engine/model/sampling.h"
+
+static void place_sequences(struct plan *p)
+{
+	size_t n = (size_t)p->sequences;
+
+	p->logits = arena_take(&p->host, BUFFER_LOGITS, n * (size_t)p->vocab * sizeof(*p->logits),
+	                       "logits of sequences");
+	if (p->sorts)
+		p->sampling = arena_take(&p->host, BUFFER_LOGITS, n * sampling_work_bytes(p->vocab),
+		                         "candidates of sequences");
+}
+
 /* The shard's buffers follow the model's, some of whose memory they use again. */
 static void place_all(struct plan *p)
 {
@@ -14,8 +27,13 @@ static void place_all(struct plan *p)
 	p->shard->reusable_bytes = model_scratch(p->model, &p->shard->reusable);
 	shard_place_buffers(p->shard, &p->arena, &p->host);
 	optimizer_place_buffers(p->optimizer, &p->arena);
-	if (p->teacher.model)
-		whole_model_place(&p->teacher, &p->arena, "teacher's unit");
+	if (p->frozen.model)
+		whole_model_place(&p->frozen, &p->arena,
+		                  p->sequences ? "reference's unit" : "teacher's unit");
+	if (p->reward_model.model)
+		whole_model_place(&p->reward_model, &p->arena, "reward model's unit");
+	if (p->sequences)
+		place_sequences(p);
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
 	for (int i = 0; i < 2; i++)
@@ -26,7 +44,7 @@ static void place_all(struct plan *p)
 
 size_t plan_sums(const struct plan *p)
 {
-	return (size_t)(PLAN_SUM_RANKS + p->shard->o.world_size + p->preference_sums) + 1;
+	return (size_t)(PLAN_SUM_RANKS + p->shard->o.world_size + p->more_sums) + 1;
 }
 
 void plan_choose_sums(struct plan *p, int which)
@@ -38,7 +56,7 @@ void plan_choose_sums(struct plan *p, int which)
 /* Of a model that has experts. */
 static double router_loss(const struct train_options *o, const struct model_config *c)
 {
-	if (!c->experts || o->preference.kind != PREFERENCE_NONE)
+	if (!c->experts || o->preference.kind != PREFERENCE_NONE || o->policy.generations)
 		return 0;
 	return o->router_loss >= 0 ? o->router_loss : c->router_loss;
 }
@@ -52,10 +70,13 @@ static bool replaces_weights(const struct train_options *o, int world_size)
 	       o->offload != SHARD_OFFLOAD_ALL && o->quantize == SHARD_QUANTIZE_NONE;
 }
 
-/* Its logits come in the chunks of the model's. */
-static int create_teacher(struct plan *p, struct device *dev, const struct train_options *options,
-                          const struct model_options *of, struct error *err)
+/* Its logits come in the chunks of the model's. c: the model's own config, which a reference has, too. */
+static int create_frozen(struct plan *p, struct device *dev, const struct model_config *c,
+                         const struct train_options *options, const struct model_options *of,
+                         struct error *err)
 {
+	const struct model_config *teacher = options->distillation.teacher;
+
 	struct model_options o = {.type = of->type,
 	                          .portable_attention = true,
 	                          .max_tokens = of->max_tokens,
@@ -64,20 +85,72 @@ static int create_teacher(struct plan *p, struct device *dev, const struct train
 	struct device_shapes shapes;
 	int r;
 
-	if (!options->distillation.teacher)
+	if (!teacher && !train_has_reference(options))
 		return 0;
 	model_shapes(p->model, &shapes);
 	o.logits_rows = shapes.logits_rows;
-	r = whole_model_create(dev, options->distillation.teacher, &o, &p->teacher, err);
-	if (r == 0)
-		model_set_teacher(p->model, p->teacher.model);
-	return r < 0 ? error_prefix(err, "the teacher") : 0;
+	r = whole_model_create(dev, teacher ? teacher : c, &o, &p->frozen, err);
+	if (r == 0 && teacher)
+		model_set_teacher(p->model, p->frozen.model);
+	return r < 0 ? error_prefix(err, teacher ? "the teacher" : "the reference") : 0;
 }
 
-int plan_create(struct device *dev, struct comm *comm, int rank, int world_size, const struct model_config *c,
-                const struct train_options *options, int64_t max_row, struct plan **out, struct error *err)
+/* It reads the completions of a micro-batch at once. */
+static int create_reward_model(struct plan *p, struct device *dev, const struct train_options *options,
+                               int64_t max_row, const struct model_options *of, struct error *err)
+{
+	const struct model_config *c = options->policy.reward_model;
+	struct model_options o = {.type = of->type,
+	                          .portable_attention = true,
+	                          .max_sequence = max_row + POLICY_CLOSING_MOST,
+	                          .logits_bytes = of->logits_bytes};
+	int r;
+
+	if (!options->policy.generations || !c)
+		return 0;
+	o.max_tokens = options->micro_batch * o.max_sequence;
+	r = whole_model_create(dev, c, &o, &p->reward_model, err);
+	return r < 0 ? error_prefix(err, "the reward model") : 0;
+}
+
+/* The logits of a policy are divided by the temperature with which it chooses, in the losses, too, as TRL has
+ * it. */
+static struct model_config config_of(const struct model_config *c, const struct train_options *options)
+{
+	struct model_config out = *c;
+
+	if (options->policy.generations) {
+		out.logits_scale /= options->policy.temperature;
+		/* cap · tanh(x / cap) / T is a smaller cap on x / T. */
+		out.logits_cap /= options->policy.temperature;
+	}
+	return out;
+}
+
+static void plan_sequences(struct plan *p, const struct model_config *c, const struct train_options *options,
+                           int64_t max_row, struct model_options *o)
+{
+	const struct policy_options *policy = &options->policy;
+
+	if (!policy->generations)
+		return;
+	p->sequences = train_sequences(options);
+	p->vocab = c->vocab;
+	p->sorts = !sampling_takes_all(&(struct sampling){
+	    .temperature = 1, .top_k = policy->top_k, .top_p = policy->top_p, .min_p = policy->min_p});
+	p->more_sums = POLICY_SUMS + PLAN_TOTALS;
+	o->weighed = true;
+	o->cache_sequences = p->sequences;
+	o->cache_tokens = max_row;
+	o->max_tokens = MAX(o->max_tokens, p->sequences);
+}
+
+int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
+                const struct model_config *config, const struct train_options *options, int64_t max_row,
+                struct plan **out, struct error *err)
 {
 	_cleanup_(plan_freep) struct plan *p = calloc(1, sizeof(*p));
+	const struct model_config own = config_of(config, options), *c = &own;
 	struct model_options o = {.type = options->precision,
 	                          .gradient_type = options->gradient_type,
 	                          .fp8 = options->fp8,
@@ -116,13 +189,15 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                              .offload_dir = options->offload_dir,
 	                              .state_piece = options->state_piece,
 	                              .quantize = options->quantize,
-	                              .max_tokens = o.max_tokens};
+	                              /* Rows of data are known to all ranks, completions are not. */
+	                              .max_tokens = options->policy.generations ? 0 : o.max_tokens};
 	int r;
 
 	if (!p)
 		return error_oom(err);
 	if (options->preference.kind != PREFERENCE_NONE)
-		p->preference_sums = PREFERENCE_SUMS + PLAN_KL;
+		p->more_sums = PREFERENCE_SUMS + PLAN_KL;
+	plan_sequences(p, c, options, max_row, &o);
 	if (options->router_loss > 0 && !c->experts)
 		return error_set(err, -EINVAL, "train.router_loss: the model has no experts; leave it out");
 	if (o.max_tokens > INT32_MAX / 2 / MAX(c->chosen_experts, 1))
@@ -135,7 +210,8 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          options->widens ? DTYPE_F32 : options->precision, p->layout, p->shard,
 	                          &p->optimizer, err)) < 0 ||
 	    (r = model_create(dev, c, p->layout, &o, &p->model, err)) < 0 ||
-	    (r = create_teacher(p, dev, options, &o, err)) < 0)
+	    (r = create_frozen(p, dev, c, options, &o, err)) < 0 ||
+	    (r = create_reward_model(p, dev, options, max_row, &o, err)) < 0)
 		return r;
 	place_all(p);
 	if (p->arena.failed || p->host.failed)
@@ -144,13 +220,16 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	return 0;
 }
 
-int plan_shapes(const struct plan *p, struct device_shapes shapes[2])
+int plan_shapes(const struct plan *p, struct device_shapes shapes[PLAN_MODELS])
 {
+	const struct whole_model *others[] = {&p->frozen, &p->reward_model};
+	int n = 1;
+
 	model_shapes(p->model, &shapes[0]);
-	if (!p->teacher.model)
-		return 1;
-	model_shapes(p->teacher.model, &shapes[1]);
-	return 2;
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++)
+		if (others[i]->model)
+			model_shapes(others[i]->model, &shapes[n++]);
+	return n;
 }
 
 void plan_free(struct plan *p)
@@ -158,7 +237,8 @@ void plan_free(struct plan *p)
 	if (!p)
 		return;
 	model_free(p->model);
-	whole_model_clear(&p->teacher);
+	whole_model_clear(&p->frozen);
+	whole_model_clear(&p->reward_model);
 	optimizer_free(p->optimizer);
 	shard_free(p->shard);
 	model_layout_free(p->layout);

@@ -19,14 +19,24 @@ struct plan {
 	struct shard *shard;
 	struct model *model;
 	struct optimizer *optimizer;
-	struct whole_model teacher; /* of knowledge distillation; zeros: none */
+	/* Not trained: the teacher of knowledge distillation, or the reference of a policy; zeros: none. */
+	struct whole_model frozen;
+	struct whole_model reward_model; /* of a policy, which gives rewards; zeros: none */
 	struct arena arena;
-	struct arena host; /* of the host's memory, with offload */
+	struct arena host; /* of the host's memory, with offload or completions */
+	int sequences;     /* of a policy: completions that are generated at once; else 0 */
+	int64_t vocab;
+	bool sorts; /* its choice is not among all ids */
 	/* On the device, [PLAN_SUM_RANKS + world_size]; of a preference task PREFERENCE_SUMS more, and
-	 * PLAN_KL for a sum within a micro-step. Behind them, in the place of one more, is clip. */
+	 * PLAN_KL for a sum within a micro-step; of a policy POLICY_SUMS, and PLAN_TOTALS for sums before the
+	 * first one. Behind them, in the place of one more, is clip. */
 	double *sums;
-	int preference_sums; /* how many are behind those of the ranks */
-	float *clip;         /* on the device: scale, norm */
+	int more_sums; /* how many are behind those of the ranks */
+	float *clip;   /* on the device: scale, norm */
+	/* Of a policy, in the host's memory: [sequences, vocab], and what sampling needs for each; NULL:
+	 * nothing. */
+	float *logits;
+	char *sampling;
 	/* Where both are of the steps of even and of odd numbers, of which one is read while the next is in
 	 * work; plan_choose_sums. */
 	double *sums_of[2];
@@ -35,7 +45,7 @@ struct plan {
 /* The indices of plan->sums, which are summed over the ranks: the squares of the gradients by the optimizer,
  * the others in one collective. From PLAN_SUM_RANKS on each rank has an element of its own, for the seconds
  * that its previous step took without waiting for others. */
-enum { PLAN_KL = 2 };
+enum { PLAN_KL = 2, PLAN_TOTALS = sizeof(struct policy_totals) / sizeof(double) };
 enum { PLAN_SUM_SQUARES, PLAN_SUM_LOSS, PLAN_SUM_STOP, PLAN_SUM_RANKS };
 
 /* Elements of plan->sums, with that of clip. */
@@ -47,9 +57,10 @@ void plan_choose_sums(struct plan *plan, int which);
  * one. max_row: tokens of the longest row of the data. */
 int plan_create(struct device *dev, struct comm *comm, int rank, int world_size, const struct model_config *c,
                 const struct train_options *options, int64_t max_row, struct plan **out, struct error *err);
-/* Of the model and, where there is one, the teacher: how many, for what the device has beside the plan, of
- * which both use the same. */
-int plan_shapes(const struct plan *plan, struct device_shapes shapes[2]);
+/* Of the model and of those that are not trained: how many, for what the device has beside the plan, of which
+ * all use the same. */
+enum { PLAN_MODELS = 3 };
+int plan_shapes(const struct plan *plan, struct device_shapes shapes[PLAN_MODELS]);
 void plan_free(struct plan *plan);
 DEFINE_CLEANUP(struct plan *, plan_free)
 /* Places the buffers in `memory`, which has plan->arena.used bytes on the device, and in `host`, which has

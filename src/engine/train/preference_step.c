@@ -52,7 +52,7 @@ void preference_free(struct trainer *t)
 	free(t->preference.reference[1]);
 }
 
-double *preference_device_sums(const struct trainer *t)
+double *trainer_device_sums(const struct trainer *t)
 {
 	return t->plan->sums + PLAN_SUM_RANKS + t->world_size;
 }
@@ -125,7 +125,7 @@ static int check_row(const struct dataset_row *row, struct error *err)
 static int estimate_kl(struct trainer *t, const float *losses, double *kl, struct error *err)
 {
 	const struct preference_work *w = &t->preference;
-	double *device = preference_device_sums(t) + PREFERENCE_SUMS, sums[PLAN_KL] = {0};
+	double *device = trainer_device_sums(t) + PREFERENCE_SUMS, sums[PLAN_KL] = {0};
 	int64_t at = 0;
 	int r;
 
@@ -284,7 +284,7 @@ static int for_all(struct trainer *t, const struct dataset *data,
 int preference_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err)
 {
 	struct preference_work *w = &t->preference;
-	double *device = preference_device_sums(t);
+	double *device = trainer_device_sums(t);
 	int r;
 
 	memset(w->sums, 0, sizeof(w->sums));

@@ -132,8 +132,10 @@ static int list_products(struct choosing *c, const struct model_config *config,
 	                max_row, &plan, err);
 	for (int i = 0; i < HALVINGS && r == 0; i++) {
 		r = model_products(plan->model, tokens, add_product, c, err);
-		if (r == 0 && plan->teacher.model)
-			r = model_products(plan->teacher.model, tokens, add_product, c, err);
+		if (r == 0 && plan->reward_model.model)
+			r = model_products(plan->reward_model.model, tokens, add_product, c, err);
+		if (r == 0 && plan->frozen.model)
+			r = model_products(plan->frozen.model, tokens, add_product, c, err);
 		if (tokens <= ROWS_LEAST)
 			break;
 		tokens = (tokens / 2 + ROWS_LEAST - 1) / ROWS_LEAST * ROWS_LEAST;

@@ -96,11 +96,13 @@ static bool has_rows(const int64_t *rows, int64_t n)
 }
 
 /* The last micro-step that has rows: of this rank; of any rank where all have to run the same passes. */
-static int64_t last_micro_step(const struct trainer *t)
+static int64_t last_micro_step(struct trainer *t)
 {
 	bool all = shard_in_step(t->plan->shard) || trainer_prefers_together(t);
 	int64_t n = t->o.micro_batch * (all ? t->world_size : 1), last = 0;
 
+	if (trainer_has_policy(t))
+		return policy_last(t, all);
 	for (int64_t a = 0; a < t->o.accumulation; a++)
 		if (has_rows((all ? t->all_rows : t->rows) + a * n, n))
 			last = a;
@@ -144,29 +146,42 @@ static void gather_ids(struct trainer *t, int64_t last)
 	shard_set_rows(t->plan->shard, t->rank_tokens, t->rank_ids);
 }
 
+static int gather_batch(struct trainer *t, int64_t micro_step, struct model_batch *b, struct error *err)
+{
+	int64_t batch = t->o.micro_batch;
+	const int64_t *rows = t->rows + micro_step * batch;
+
+	if (trainer_has_policy(t))
+		return policy_gather(t, micro_step, b, err);
+	trainer_gather(t, t->train, rows, batch, b);
+	if (trainer_prefers(t))
+		preference_set_batch(t, t->train, rows, batch, b);
+	return 0;
+}
+
 /* Runs all micro-steps of this rank. The sums of the gradients over the ranks begin during the backward pass
  * of the last micro-step that has rows, or, with sharded gradients, during that of each. */
 static int accumulate(struct trainer *t, struct train_work *w, float scale, struct error *err)
 {
 	bool in_step = shard_in_step(t->plan->shard) || trainer_prefers_together(t);
 	bool each = shard_reduces_each(t->plan->shard);
-	int64_t batch = t->o.micro_batch, last;
 	struct model_batch b;
+	int64_t last;
 	bool first = true;
 	double begun;
 	int r;
 
-	sampler_step(&t->sampler, t->begun, t->rows);
+	if (!trainer_has_policy(t))
+		sampler_step(&t->sampler, t->begun, t->rows);
 	last = last_micro_step(t);
 	begun = clock_monotonic();
 	gather_ids(t, last);
 	w->data_seconds += clock_monotonic() - begun;
 	for (int64_t a = 0; a <= last; a++) {
 		begun = clock_monotonic();
-		trainer_gather(t, t->train, t->rows + a * batch, batch, &b);
+		if ((r = gather_batch(t, a, &b, err)) < 0)
+			return error_prefix(err, "step %lld", (long long)w->step);
 		b.number = (t->begun * t->o.accumulation + a) * t->world_size + t->rank;
-		if (trainer_prefers(t))
-			preference_set_batch(t, t->train, t->rows + a * batch, batch, &b);
 		/* Else all rows that were ever read would count as memory of the rank, which no plan has. */
 		dataset_release(t->train);
 		w->data_seconds += clock_monotonic() - begun;
@@ -192,8 +207,8 @@ static comm_ticket share_sums(struct trainer *t)
 
 	if (t->world_size == 1)
 		return 0;
-	ticket = comm_all_reduce_f64(t->comm, &t->plan->sums[PLAN_SUM_LOSS],
-	                             n + (trainer_prefers(t) ? PREFERENCE_SUMS : 0), COMM_SUM);
+	ticket =
+	    comm_all_reduce_f64(t->comm, &t->plan->sums[PLAN_SUM_LOSS], n + trainer_more_sums(t), COMM_SUM);
 	comm_group_end(t->comm);
 	return ticket;
 }
@@ -262,17 +277,17 @@ static int count_overflow(struct trainer *t, struct train_log *log, struct error
 	return r < 0 ? error_prefix(err, "step %lld", (long long)t->step) : 0;
 }
 
-/* What the gradients of the tokens' losses are multiplied with; with preferences, beside their factors. */
+/* What the gradients of the tokens' losses are multiplied with, beside their factors where they have some. */
 static float gradient_scale(const struct trainer *t, int64_t targets, float loss_scale)
 {
-	if (trainer_prefers(t))
+	if (trainer_weighs(t))
 		return loss_scale;
 	return targets ? (float)((double)loss_scale / (double)targets) : 0;
 }
 
 bool trainer_runs_ahead(const struct trainer *t)
 {
-	return device_runs_behind(t->dev) && t->o.precision != DTYPE_F16 &&
+	return device_runs_behind(t->dev) && !trainer_has_policy(t) && t->o.precision != DTYPE_F16 &&
 	       t->o.offload == SHARD_OFFLOAD_NONE;
 }
 
@@ -288,8 +303,8 @@ static int queue_step(struct trainer *t, struct train_work *w, const struct opti
 
 	if ((r = device_write(t->dev, t->plan->sums, w->sums, sums_bytes(t), err)) < 0 ||
 	    (r = accumulate(t, w, gradient_scale(t, w->targets, options->loss_scale), err)) < 0 ||
-	    (trainer_prefers(t) && (r = device_write(t->dev, preference_device_sums(t), t->preference.sums,
-	                                             sizeof(t->preference.sums), err)) < 0))
+	    (trainer_weighs(t) && (r = device_write(t->dev, trainer_device_sums(t), trainer_host_sums(t),
+	                                            (size_t)trainer_more_sums(t) * sizeof(double), err)) < 0))
 		return r;
 	ticket = share_sums(t);
 	if ((r = optimizer_step(t->plan->optimizer, options, &work, err)) < 0)
@@ -313,9 +328,14 @@ int trainer_begin_step(struct trainer *t, struct error *err)
 	w->rate = options.learning_rate;
 	if (t->begun == t->step)
 		t->waited = shard_waited_seconds(t->plan->shard);
-	count_batch(t, w);
+	if (trainer_has_policy(t)) {
+		if ((r = policy_begin(t, w, err)) < 0)
+			return error_prefix(err, "step %lld", (long long)w->step);
+	} else {
+		count_batch(t, w);
+	}
 	dataset_release(t->train);
-	w->data_seconds = clock_monotonic() - w->begun;
+	w->data_seconds = trainer_has_policy(t) ? 0 : clock_monotonic() - w->begun;
 	prepare_sums(t, w);
 	if (trainer_prefers(t))
 		preference_begin(t);
@@ -354,7 +374,7 @@ int trainer_end_step(struct trainer *t, struct train_log *log, struct error *err
 	t->stop = t->stop || w->sums[PLAN_SUM_STOP] > 0;
 	*log = (struct train_log){.step = w->step,
 	                          .steps = t->total_steps,
-	                          .epoch = sampler_epochs(&t->sampler, w->step),
+	                          .epoch = sampler_epochs(&t->sampler, w->step / trainer_iterations(t)),
 	                          .loss = w->targets ? w->sums[PLAN_SUM_LOSS] / (double)w->targets : 0,
 	                          .learning_rate = w->rate,
 	                          .grad_norm = (double)clip[1],
@@ -365,6 +385,11 @@ int trainer_end_step(struct trainer *t, struct train_log *log, struct error *err
 
 		log->loss = preference_mean_loss(&t->o.preference, sums);
 		log->metric_count = preference_metrics(&t->o.preference, sums, log->metrics);
+	} else if (trainer_has_policy(t)) {
+		const double *sums = w->sums + PLAN_SUM_RANKS + t->world_size;
+
+		log->loss = sums[POLICY_SUM_LOSS];
+		log->metric_count = policy_metrics(&t->o.policy, sums, t->policy.seconds, log->metrics);
 	}
 	measure(t, w, log);
 	return t->o.precision == DTYPE_F16 ? count_overflow(t, log, err) : check_finite(log, err);

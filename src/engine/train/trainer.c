@@ -18,15 +18,17 @@ static void count_steps(struct trainer *t)
 	                                                   : 1;
 	int64_t total, whole, last;
 
-	t->steps_per_epoch = sampler_steps_per_epoch(&t->sampler);
+	t->steps_per_epoch = sampler_steps_per_epoch(&t->sampler) * trainer_iterations(t);
 	/* Floating-point 0.1 · 30 may be slightly above 3, and ceil has to give 3. */
 	total =
 	    o->max_steps > 0 ? o->max_steps : (int64_t)ceil(o->epochs * (double)t->steps_per_epoch - 1e-9);
 	total = t->total_steps = MAX(total, 1);
 	if (o->max_steps <= 0 && t->sampler.start_rows > 0) {
 		whole = total / t->steps_per_epoch;
-		last = total % t->steps_per_epoch * o->micro_batch * o->accumulation * t->world_size;
-		t->total_steps = sampler_steps_until(&t->sampler, whole * t->sampler.rows + last);
+		last = total % t->steps_per_epoch / trainer_iterations(t) * t->sampler.micro_batch *
+		       t->sampler.accumulation * t->world_size;
+		t->total_steps =
+		    sampler_steps_until(&t->sampler, whole * t->sampler.rows + last) * trainer_iterations(t);
 	}
 	t->schedule_lead = total - t->total_steps;
 	t->schedule = (struct schedule){.kind = o->schedule,
@@ -56,7 +58,7 @@ static int allocate(struct trainer *t, struct error *err)
 {
 	size_t batch = (size_t)t->o.micro_batch, tokens = batch * (size_t)t->max_row;
 	size_t rows = batch * (size_t)t->o.accumulation, scratch = 0;
-	struct device_shapes shapes[2];
+	struct device_shapes shapes[PLAN_MODELS];
 	int models, r;
 
 	t->rows = calloc(MAX(rows, batch), sizeof(*t->rows));
@@ -73,7 +75,8 @@ static int allocate(struct trainer *t, struct error *err)
 		if (!t->rank_tokens || !t->rank_ids)
 			return error_oom(err);
 	}
-	if ((r = preference_allocate(t, err)) < 0 || (r = allocate_sums(t, err)) < 0)
+	if ((r = preference_allocate(t, err)) < 0 || (r = rollouts_allocate(t, err)) < 0 ||
+	    (r = scores_allocate(t, err)) < 0 || (r = allocate_sums(t, err)) < 0)
 		return r;
 	models = plan_shapes(t->plan, shapes);
 	shapes[0].quantized = t->plan->shard->largest_packed;
@@ -90,7 +93,9 @@ static int allocate(struct trainer *t, struct error *err)
 	trainer_set_hooks(t);
 	if ((r = shard_connect(t->plan->shard, err)) < 0 || (r = model_prepare(t->plan->model, err)) < 0)
 		return r;
-	return t->plan->teacher.model ? model_prepare(t->plan->teacher.model, err) : 0;
+	if (t->plan->frozen.model && (r = model_prepare(t->plan->frozen.model, err)) < 0)
+		return r;
+	return t->plan->reward_model.model ? model_prepare(t->plan->reward_model.model, err) : 0;
 }
 
 static bool has_targets(const struct dataset *data)
@@ -101,10 +106,15 @@ static bool has_targets(const struct dataset *data)
 	return false;
 }
 
-static int check_data(const struct dataset *train, const struct dataset *eval, struct error *err)
+static int check_data(const struct train_options *o, const struct dataset *train, const struct dataset *eval,
+                      struct error *err)
 {
 	if (dataset_rows(train) < 1 || dataset_max_row(train) < 1)
 		return error_set(err, -EINVAL, "the data has no row to train on");
+	/* Prompts may have no answer. */
+	if (o->policy.generations)
+		return eval ? error_set(err, -EINVAL, "completions are not evaluated on held-out prompts")
+		            : 0;
 	if (!has_targets(train) || (eval && !has_targets(eval)))
 		return error_set(err, -EINVAL,
 		                 "no row of the %s has a token to learn: are the answers cut off by "
@@ -122,7 +132,7 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 
 	if (!t)
 		return error_oom(err);
-	if ((r = train_options_check(options, err)) < 0 || (r = check_data(train, eval, err)) < 0)
+	if ((r = train_options_check(options, err)) < 0 || (r = check_data(options, train, eval, err)) < 0)
 		return r;
 	t->dev = dev;
 	t->comm = comm;
@@ -135,7 +145,7 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 	t->eval = eval;
 	t->rank = comm ? comm_rank(comm) : 0;
 	t->world_size = comm ? comm_size(comm) : 1;
-	t->max_row = MAX(dataset_max_row(train), eval ? dataset_max_row(eval) : 0);
+	t->max_row = train_longest_row(options, c, train, eval);
 	t->sampler = (struct sampler){.rows = dataset_rows(train),
 	                              .world_size = t->world_size,
 	                              .rank = t->rank,
@@ -143,6 +153,10 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 	                              .accumulation = (int)t->o.accumulation,
 	                              .seed = t->o.seed,
 	                              .shuffle = t->o.shuffle};
+	if (trainer_has_policy(t)) {
+		t->sampler.micro_batch = (int)train_prompts(&t->o);
+		t->sampler.accumulation = 1;
+	}
 	count_steps(t);
 	if ((r = plan_create(dev, comm, t->rank, t->world_size, c, &t->o, t->max_row, &t->plan, err)) < 0 ||
 	    (r = allocate(t, err)) < 0)
@@ -164,6 +178,8 @@ void trainer_free(struct trainer *t)
 	if (t->memory && !t->comm)
 		device_free(t->dev, t->memory);
 	preference_free(t);
+	rollouts_free(t);
+	scores_free(t);
 	if (t->all_sums)
 		device_free_host(t->dev, t->all_sums);
 	for (int i = 0; i < 2; i++)
@@ -196,12 +212,12 @@ int64_t trainer_step(const struct trainer *t)
 
 int64_t trainer_examples(const struct trainer *t)
 {
-	return sampler_seen(&t->sampler, t->step);
+	return sampler_seen(&t->sampler, t->step / trainer_iterations(t));
 }
 
 double trainer_epochs(const struct trainer *t)
 {
-	return sampler_epochs(&t->sampler, t->step);
+	return sampler_epochs(&t->sampler, t->step / trainer_iterations(t));
 }
 
 int64_t trainer_tokens(const struct trainer *t)
@@ -219,9 +235,14 @@ const struct model_layout *trainer_layout(const struct trainer *t)
 	return t->plan->layout;
 }
 
-struct whole_model *trainer_teacher(const struct trainer *t)
+struct whole_model *trainer_frozen_model(const struct trainer *t)
 {
-	return t->plan->teacher.model ? &t->plan->teacher : NULL;
+	return t->plan->frozen.model ? &t->plan->frozen : NULL;
+}
+
+struct whole_model *trainer_reward_model(const struct trainer *t)
+{
+	return t->plan->reward_model.model ? &t->plan->reward_model : NULL;
 }
 
 int64_t trainer_disk(const struct trainer *t, const char **how)
@@ -275,6 +296,6 @@ void trainer_set_loss_scaler(struct trainer *t, const struct loss_scaler *state)
 
 void trainer_set_origin(struct trainer *t, int64_t step, int64_t examples)
 {
-	sampler_start(&t->sampler, step, examples);
+	sampler_start(&t->sampler, step / trainer_iterations(t), examples);
 	count_steps(t);
 }

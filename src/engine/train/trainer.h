@@ -14,6 +14,10 @@
  * reaches its end at the last step and has, at each step, the rate that a run of this batch has with as many
  * steps to go.
  *
+ * A policy (policy.h). The rows of a step are completions, which each rank generates itself, of prompts of
+ * its own: the sampler gives it micro_batch · accumulation / generations prompts, for each `iterations`
+ * steps. A run can be saved and stopped only where new ones are made.
+ *
  * fp16. Gradients are those of the loss times a factor (scaler.h). A step whose gradients overflow changes
  * neither weights nor moments: it has seen its rows and is one of the total, but the optimizer and the
  * schedule do not count it.
@@ -41,6 +45,11 @@
 #include "engine/train/options.h"
 
 struct trainer;
+
+/* Tokens of the longest row that a step may have: of the data, or of a policy, of a prompt with its
+ * completion. */
+int64_t train_longest_row(const struct train_options *o, const struct model_config *c,
+                          const struct dataset *train, const struct dataset *eval);
 
 /* The step that was just done. Doubles hold all digits of the sums. */
 struct train_log {
@@ -158,8 +167,11 @@ int trainer_run_step_ahead(struct trainer *t, bool more, struct train_log *log, 
  * not wanted). */
 int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err);
 
-/* With o.distillation.teacher: the model whose weights are to be loaded before the first step. NULL: none. */
-struct whole_model *trainer_teacher(const struct trainer *t);
+/* The teacher of o.distillation, or the reference of o.policy, whose weights are to be loaded before the
+ * first step. NULL: none. */
+struct whole_model *trainer_frozen_model(const struct trainer *t);
+/* The same of the reward model of o.policy. */
+struct whole_model *trainer_reward_model(const struct trainer *t);
 
 /* The log-probabilities of the answers under the reference model, which tasks with a reference need before
  * the first step: of the rows of the training split, then of the held-out one, two each. */

@@ -70,8 +70,8 @@ static int fill(struct trainer *t, float *values, float *starts, struct error *e
 	int r = 0;
 
 	fill_piece(values, PIECE, 1);
-	if (trainer_teacher(t))
-		r = whole_model_load(trainer_teacher(t), fill_teacher, values, err);
+	if (trainer_frozen_model(t))
+		r = whole_model_load(trainer_frozen_model(t), fill_teacher, values, err);
 	for (int i = 0; i < layout->parameters && r == 0; i++) {
 		const struct model_parameter *p = &layout->parameter[i];
 		int64_t first, held = is_filled(t, p) ? trainer_held(t, p, &first) : 0, n;

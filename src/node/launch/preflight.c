@@ -31,7 +31,8 @@ enum { LOG_SPACE = 16 << 20 };
 /* A request with all that it leaves open filled in. */
 struct check {
 	const struct run_user *user;
-	const char *directory, *program, *engine, *path, *model, *teacher, *output_dir, *offload_dir, *socket;
+	const char *directory, *program, *engine, *path, *model, *teacher, *reward_model, *reference,
+	    *output_dir, *offload_dir, *socket;
 	bool own_mounts;
 };
 
@@ -289,6 +290,10 @@ static int check_as_user(const struct check *p, struct error *err)
 		r = check_model(p, "model", p->model, err);
 	if (r == 0 && p->teacher)
 		r = check_model(p, "teacher", p->teacher, err);
+	if (r == 0 && p->reward_model)
+		r = check_model(p, "reward model", p->reward_model, err);
+	if (r == 0 && p->reference)
+		r = check_model(p, "reference", p->reference, err);
 	if (r == 0 && p->output_dir)
 		r = check_output(p, err);
 	if (r == 0 && p->offload_dir)
@@ -317,6 +322,8 @@ static int check(const struct preflight_request *request, struct error *err)
 	    .path = request->path,
 	    .model = request->model,
 	    .teacher = request->teacher,
+	    .reward_model = request->reward_model,
+	    .reference = request->reference,
 	    .output_dir = request->output_dir,
 	    .offload_dir = request->offload_dir,
 	    .socket = request->socket,

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The time in which a policy generates the completions of a step, if all of them are as long as they may be.
+ */
+#include <math.h>
+
+#include "base/cleanup.h"
+#include "engine/train/cost_parts.h"
+
+/* Of a host of GPUs, which has not been measured: its cores, and the time of one for an id, of which it reads
+ * the logit and takes the exponential twice; and what a GPU's link carries in a direction. */
+#define HOST_CORES 16
+#define ID_SECONDS 5e-9
+#define HOST_LINK  25e9
+
+/* Each of so many sequences gets a token, behind `past` others. */
+static double token_seconds(const struct model_config *c, const struct train_options *o,
+                            const struct hardware *h, double sequences, double past)
+{
+	double hidden = c->hidden, q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim,
+	       s = (double)dtype_size(o->precision), vocab = (double)c->vocab, seconds;
+	/* The experts of so few tokens may all be others. */
+	double copies = c->experts ? MIN((double)c->experts, sequences * c->chosen_experts) : 1,
+	       wide = (double)c->intermediate;
+	const double shapes[][3] = {{q + 2 * kv, hidden, 1},
+	                            {hidden, q, 1},
+	                            {(c->gated ? 2 : 1) * wide, hidden, copies},
+	                            {hidden, wide, copies}};
+
+	seconds =
+	    cost_gemm(h, o->precision, RATE_PRODUCT_FORWARD, sequences, vocab, hidden, sizeof(float), false);
+	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
+		double rows =
+		    MAX(sequences * (c->experts && i >= 2 ? c->chosen_experts : 1) / shapes[i][2], 1);
+
+		seconds += c->layers * shapes[i][2] *
+		           cost_gemm(h, o->precision, RATE_PRODUCT_FORWARD, rows, shapes[i][0], shapes[i][1],
+		                     s, false);
+	}
+	seconds += c->layers * (cost_stream(h, o->precision, RATE_COPY, sequences * past * 2 * kv * s) +
+	                        sequences * h->start);
+	if (h->sizing.engine != DEVICE_ENGINE_CPU)
+		return seconds + sequences * vocab * (sizeof(float) / HOST_LINK + ID_SECONDS / HOST_CORES);
+	return seconds + sequences * vocab * ID_SECONDS / MAX(h->sizing.threads, 1);
+}
+
+double cost_generation(const struct plan *plan, const struct model_config *c, const struct train_options *o,
+                       double row, const struct hardware *h, double gather)
+{
+	double sequences = plan->sequences, most = (double)o->policy.max_tokens, prompt = MAX(row - most, 1);
+	double waves = ceil((double)(o->micro_batch * o->accumulation) / MAX(sequences, 1));
+	double prompts = ceil(sequences / MAX(o->policy.generations, 1)), one;
+	struct train_options forward = {.precision = o->precision, .micro_batch = 1, .accumulation = 1};
+	struct cost_parts p;
+
+	if (plan->sequences == 0)
+		return 0;
+	cost_count_parts(plan->layout, c, &forward, prompt, h, 1, false, &p);
+	one = p.embedding_forward + c->layers * p.block_forward + gather;
+	return waves *
+	       (prompts * one + most * (token_seconds(c, o, h, sequences, prompt + most / 2) + gather));
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The losses of a policy that learns from the rewards of its own completions, as functions of the
+ * log-probabilities of their tokens, with their derivatives, and the measurements that are reported. No
+ * device and no data here.
+ *
+ * Sources: GRPO (Shao et al. 2024), DAPO (Yu et al. 2025: the mean over all tokens, a higher bound of its
+ * own), Dr. GRPO (Liu et al. 2025: a constant number of tokens), CISPO (MiniMax 2025), ratios of whole
+ * sequences (GSPO, Zheng et al. 2025), the clipped ratio (PPO, Schulman et al. 2017), the estimate of the KL
+ * divergence (Schulman 2020, k3). Definitions and names of measurements are those of TRL.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/error.h"
+#include "engine/train/preference.h"
+
+/* How the losses of the tokens are put together: the mean over completions of the mean over a completion's
+ * tokens; the mean over the tokens of all completions; their sum over completions times the most tokens that
+ * one may have; and as the second, with another loss of a token. */
+enum policy_loss { POLICY_GRPO, POLICY_DAPO, POLICY_DR_GRPO, POLICY_CISPO };
+
+/* By which standard deviation differences from a group's mean reward are divided. */
+enum policy_scale { POLICY_SCALE_GROUP, POLICY_SCALE_BATCH, POLICY_SCALE_NONE };
+
+/* A completion of a prompt. */
+struct rollout {
+	int64_t row;           /* of the data, where its prompt is */
+	const int32_t *ids;    /* prompt, then completion */
+	int64_t prompt;        /* of them are the prompt's */
+	int64_t length;        /* of the completion, at least 1 */
+	bool finished;         /* it ended by itself; else it has as many tokens as it may have */
+	const int32_t *answer; /* that the data has for the prompt; [answers], which may be 0 */
+	int64_t answers;
+};
+
+enum { POLICY_CLOSING_MOST = 8 };
+
+struct policy_options {
+	int generations;    /* completions of each prompt, at least 2; 0: the run is none of these */
+	int64_t max_tokens; /* of a completion */
+	int sequences;      /* that are generated at once on a rank; 0: all of a step */
+	double temperature, top_p,
+	    min_p; /* sampling.h; the temperature is above 0 and counts in the losses, too */
+	int64_t top_k;
+	double beta;       /* weight of the divergence from the reference; 0: there is none */
+	double epsilon[2]; /* how far a ratio counts below and above 1; of CISPO the highest ratio */
+	int iterations;    /* steps on the same completions */
+	enum policy_loss loss;
+	enum policy_scale scale;
+	bool of_sequences; /* the ratio is that of the whole completion, the geometric mean of its tokens' */
+	bool mask_unfinished;    /* completions that have not ended by themselves do not count in the loss */
+	const int32_t *stops;    /* ids that end a completion; [stop_count], borrowed */
+	int64_t stop_count, ids; /* only ids below are chosen; 0: all */
+	/* A model of scores, of which each completion's is added to its reward, borrowed; NULL: none. It
+	 * reads prompt and completion, and then `closing`, what the template writes behind an answer, as it
+	 * was trained; that begins with the token that ends one, which a finished completion has already. */
+	const struct model_config *reward_model;
+	int32_t closing[POLICY_CLOSING_MOST];
+	int closing_count;
+	/* NULL with a reward model: it alone gives rewards. The rewards of n completions, on each rank of its
+	 * own ones. Called between steps. */
+	int (*reward)(void *context, const struct rollout *rollouts, int64_t n, double *rewards,
+	              struct error *err);
+	void *reward_context;
+};
+void policy_options_default(struct policy_options *o); /* no policy */
+
+/* What is summed over all completions of a step. */
+enum policy_sum {
+	POLICY_SUM_LOSS, /* the loss itself */
+	POLICY_SUM_COMPLETIONS,
+	POLICY_SUM_LENGTH, /* tokens of completions */
+	POLICY_SUM_FINISHED,
+	POLICY_SUM_REWARD,
+	POLICY_SUM_GROUPS,
+	POLICY_SUM_DEVIATION, /* of the rewards of each group */
+	POLICY_SUM_EQUAL,     /* groups whose rewards are all the same */
+	POLICY_SUM_COUNTED,   /* tokens that count in the loss */
+	POLICY_SUM_KL,        /* over these */
+	POLICY_SUM_CLIPPED,   /* of these, tokens whose ratio does not count */
+	POLICY_SUMS
+};
+
+/* Of all ranks' completions of a step, before its first pass. */
+struct policy_totals {
+	double completions, counted; /* counted: tokens that count in the loss */
+	double reward, squares;      /* sums of rewards and of their squares */
+	double tokens;               /* of prompts and completions */
+};
+
+/* The advantages of the completions of one group, with the sums that it adds to. */
+void policy_advantages(const struct policy_options *o, const struct policy_totals *all, const double *rewards,
+                       double *advantages, double sums[POLICY_SUMS]);
+
+/* A completion under the model: [length] log-probabilities of its tokens now, when it was generated, and of
+ * the reference (NULL without one). Adds its loss and measurements to sums, and sets the derivatives of the
+ * loss by the first ones. */
+struct policy_tokens {
+	const float *now, *then, *reference;
+	int64_t length;
+	double advantage;
+};
+void policy_completion(const struct policy_options *o, const struct policy_totals *all,
+                       const struct policy_tokens *tokens, float *derivatives, double sums[POLICY_SUMS]);
+
+/* The measurements of such a step, of which `seconds` are those of this rank for completions and for rewards;
+ * returns their number. */
+int policy_metrics(const struct policy_options *o, const double sums[POLICY_SUMS], const double seconds[2],
+                   struct preference_metric out[PREFERENCE_METRICS_MAX]);

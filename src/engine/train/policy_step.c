@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A policy's part of a step: before its passes, completions and their rewards, unless those of the step
+ * before are used once more; then the micro-batches of completions, the losses of their tokens between the
+ * passes, and what is known of the reference model.
+ */
+#include <errno.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "engine/train/internal.h"
+
+static bool counts(const struct trainer *t, const struct rollout *one)
+{
+	return one->finished || !t->o.policy.mask_unfinished;
+}
+
+/* ---- before the passes ---- */
+
+static int reward(struct trainer *t, struct error *err)
+{
+	const struct policy_options *o = &t->o.policy;
+	struct policy_work *p = &t->policy;
+	int r = 0;
+
+	if (p->count == 0)
+		return 0;
+	memset(p->rewards, 0, (size_t)p->count * sizeof(*p->rewards));
+	if (o->reward)
+		r = o->reward(o->reward_context, p->rollouts, p->count, p->rewards, err);
+	if (r == 0 && o->reward_model)
+		r = scores_add(t, p->rollouts, p->count, p->rewards, err);
+	for (int64_t i = 0; i < p->count && r == 0; i++)
+		if (!isfinite(p->rewards[i]))
+			r = error_set(err, -EDOM, "the reward of completion %lld, %g, is not finite",
+			              (long long)i, p->rewards[i]);
+	return r;
+}
+
+/* What has to be known of all ranks' completions. */
+static int share_totals(struct trainer *t, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	struct policy_totals all = {0};
+	double *device = policy_device_totals(t);
+	int r;
+
+	for (int64_t i = 0; i < p->count; i++) {
+		const struct rollout *one = &p->rollouts[i];
+
+		all.completions++;
+		all.counted += counts(t, one) ? (double)one->length : 0;
+		all.reward += p->rewards[i];
+		all.squares += p->rewards[i] * p->rewards[i];
+		all.tokens += (double)(one->prompt + one->length);
+	}
+	if (t->world_size > 1 &&
+	    ((r = device_write(t->dev, device, &all, sizeof(all), err)) < 0 ||
+	     (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, PLAN_TOTALS, COMM_SUM), err)) < 0 ||
+	     (r = device_read(t->dev, &all, device, sizeof(all), err)) < 0 ||
+	     (r = trainer_check_comm(t, err)) < 0))
+		return r;
+	p->all = all;
+	return 0;
+}
+
+/* The sums of this rank that do not come from passes, and the advantages. */
+static void count_rewards(struct trainer *t)
+{
+	struct policy_work *p = &t->policy;
+	int64_t n = t->o.micro_batch * t->o.accumulation;
+
+	memset(p->sums, 0, sizeof(p->sums));
+	for (int64_t i = 0; i < p->count; i++) {
+		p->sums[POLICY_SUM_COMPLETIONS]++;
+		p->sums[POLICY_SUM_LENGTH] += (double)p->rollouts[i].length;
+		p->sums[POLICY_SUM_FINISHED] += p->rollouts[i].finished;
+	}
+	for (int64_t i = 0; i < p->count; i += t->o.policy.generations)
+		policy_advantages(&t->o.policy, &p->all, p->rewards + i, p->rewards + n + i, p->sums);
+}
+
+int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	int64_t number = t->begun / t->o.policy.iterations;
+	double begun = clock_monotonic(), made;
+	int r;
+
+	p->fresh = p->number != number;
+	if (p->fresh) {
+		/* Until all of it is there, there is nothing that a step could use. */
+		if ((r = rollouts_make(t, number, err)) < 0)
+			return r;
+		made = clock_monotonic();
+		if ((r = reward(t, err)) < 0)
+			return r;
+		/* Of each step that they are for. */
+		p->seconds[0] = (made - begun) / t->o.policy.iterations;
+		p->seconds[1] = (clock_monotonic() - made) / t->o.policy.iterations;
+		if ((r = share_totals(t, err)) < 0)
+			return error_prefix(
+			    err,
+			    "waiting for the completions and rewards of the other ranks (parallel.timeout)");
+	}
+	count_rewards(t);
+	w->targets = (int64_t)p->all.counted;
+	w->tokens = (int64_t)p->all.tokens;
+	return 0;
+}
+
+/* ---- a micro-batch ---- */
+
+/* Of so many prompts. */
+static int64_t passes_of(const struct trainer *t, int64_t prompts)
+{
+	return (prompts * t->o.policy.generations + t->o.micro_batch - 1) / t->o.micro_batch;
+}
+
+int64_t policy_last(struct trainer *t, bool all)
+{
+	int64_t each = train_prompts(&t->o), last = 0;
+
+	sampler_step_all(&t->sampler, t->policy.number, t->all_rows);
+	for (int rank = 0; rank < t->world_size; rank++) {
+		int64_t prompts = 0;
+
+		for (int64_t i = 0; i < each; i++)
+			prompts += t->all_rows[rank * each + i] >= 0;
+		if (all || rank == t->rank)
+			last = MAX(last, passes_of(t, prompts) - 1);
+	}
+	return last;
+}
+
+static void add_rollout(struct trainer *t, const struct rollout *one, struct model_batch *batch)
+{
+	int64_t at = batch->tokens, n = one->prompt + one->length;
+
+	memcpy(t->ids + at, one->ids, (size_t)n * sizeof(*t->ids));
+	for (int64_t i = 0; i < n; i++)
+		t->targets[at + i] =
+		    i + 1 >= one->prompt && i + 1 < n && counts(t, one) ? one->ids[i + 1] : -100;
+	batch->tokens += n;
+	t->starts[++batch->documents] = (int32_t)batch->tokens;
+	t->row_ends[batch->rows++] = (int32_t)batch->tokens;
+}
+
+/* log-probabilities of a completion whose tokens begin at `losses`. */
+static void read_completion(const struct rollout *one, const float *losses, float *out)
+{
+	for (int64_t i = 0; i < one->length; i++)
+		out[i] = -losses[one->prompt - 1 + i];
+}
+
+static int weigh(void *context, const float *losses, float *factors, struct error *err)
+{
+	struct trainer *t = context;
+	struct policy_work *p = &t->policy;
+	int64_t most = t->o.policy.max_tokens, at = 0, n = t->o.micro_batch * t->o.accumulation;
+	float *derivatives = p->now + most;
+
+	for (int64_t i = p->first; i < p->end && losses; i++) {
+		const struct rollout *one = &p->rollouts[i];
+		struct policy_tokens tokens = {
+		    .now = p->now,
+		    .then = p->then + i * most,
+		    .reference = train_has_reference(&t->o) ? p->reference + i * most : NULL,
+		    .length = one->length,
+		    .advantage = p->rewards[n + i]};
+
+		if (counts(t, one)) {
+			read_completion(one, losses + at, p->now);
+			if (p->fresh)
+				memcpy(p->then + i * most, p->now, (size_t)one->length * sizeof(*p->now));
+			policy_completion(&t->o.policy, &p->all, &tokens, derivatives, p->sums);
+			for (int64_t k = 0; k < one->length; k++)
+				factors[at + one->prompt - 1 + k] = -derivatives[k];
+		}
+		at += one->prompt + one->length;
+	}
+	return 0;
+}
+
+/* What the reference makes of the micro-batch. */
+static int read_reference(struct trainer *t, const struct model_batch *batch, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	int64_t at = 0;
+	int r;
+
+	if (!p->fresh || !train_has_reference(&t->o) || batch->tokens == 0)
+		return 0;
+	if ((r = model_evaluate(t->plan->frozen.model, batch, NULL, p->losses, err)) < 0)
+		return error_prefix(err, "the reference");
+	for (int64_t i = p->first; i < p->end; i++) {
+		const struct rollout *one = &p->rollouts[i];
+
+		read_completion(one, p->losses + at, p->reference + i * t->o.policy.max_tokens);
+		at += one->prompt + one->length;
+	}
+	return 0;
+}
+
+int policy_gather(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+
+	*batch = (struct model_batch){.ids = t->ids,
+	                              .targets = t->targets,
+	                              .starts = t->starts,
+	                              .row_ends = t->row_ends,
+	                              .weigh = weigh,
+	                              .weigh_context = t};
+	p->first = MIN(micro_step * t->o.micro_batch, p->count);
+	p->end = MIN(p->first + t->o.micro_batch, p->count);
+	t->starts[0] = 0;
+	for (int64_t i = p->first; i < p->end; i++)
+		add_rollout(t, &p->rollouts[i], batch);
+	return read_reference(t, batch, err);
+}

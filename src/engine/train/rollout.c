@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Completions of prompts, by the model that is trained as it is between two steps. The completions of a step
+ * are generated some at a time, in waves. A wave begins with its prompts, of which each goes through the
+ * model once for all of its completions; then each sequence gets a token in every pass, until all have ended.
+ *
+ * Which token is chosen depends on the seed, the number of the set of completions, the row of the data and
+ * the place alone: neither on the ranks, nor on what is generated at the same time, as far as logits do not.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "engine/model/sampling.h"
+#include "engine/train/internal.h"
+
+/* The prompt of a row is all that comes before its answer, or all of it. */
+static int64_t prompt_length(const struct dataset_row *row)
+{
+	for (int64_t i = 0; i < row->length && row->counted > 0; i++)
+		if (row->targets[i] >= 0)
+			return i + 1;
+	return row->length;
+}
+
+int64_t train_longest_row(const struct train_options *o, const struct model_config *c,
+                          const struct dataset *train, const struct dataset *eval)
+{
+	int64_t longest = 0;
+
+	if (!o->policy.generations)
+		return MAX(dataset_max_row(train), eval ? dataset_max_row(eval) : 0);
+	for (int64_t i = 0; i < dataset_rows(train); i++) {
+		struct dataset_row row;
+
+		dataset_row(train, i, &row);
+		longest = MAX(longest, prompt_length(&row));
+	}
+	dataset_release(train);
+	return MAX(MIN(longest + o->policy.max_tokens, c->max_positions), longest + 1);
+}
+
+/* ---- a pass ---- */
+
+/* The next tokens of `count` sequences; of none where other ranks have some. */
+static int pass(struct trainer *t, int count, const int32_t *ids, struct error *err)
+{
+	if (count > 0)
+		return model_decode(t->plan->model, t->policy.parts, count, ids, err);
+	return shard_has_slots(t->plan->shard) ? model_decode_nothing(t->plan->model, err) : 0;
+}
+
+/* Whether any rank has sequences that go on: where ranks share weights, all take part in each pass. */
+static int any_goes_on(struct trainer *t, int own, bool *any, struct error *err)
+{
+	double *device = policy_device_totals(t), sum = own;
+	int r;
+
+	*any = own > 0;
+	if (t->world_size == 1 || !shard_has_slots(t->plan->shard))
+		return 0;
+	if ((r = device_write(t->dev, device, &sum, sizeof(sum), err)) < 0 ||
+	    (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, 1, COMM_SUM), err)) < 0 ||
+	    (r = device_read(t->dev, &sum, device, sizeof(sum), err)) < 0 ||
+	    (r = trainer_check_comm(t, err)) < 0)
+		return r;
+	*any = sum > 0;
+	return 0;
+}
+
+/* ---- a wave: the completions from `first` on, each in the sequence of its place in the wave ---- */
+
+struct wave {
+	int64_t first;
+	int count;  /* of this rank, */
+	int places; /* of as many as all ranks may have */
+};
+
+static float *logits_of(const struct trainer *t, int sequence)
+{
+	return t->plan->logits + (size_t)sequence * (size_t)t->c.vocab;
+}
+
+/* A prompt goes through the model for the first of its completions in the wave; the others get copies. */
+static int begin_wave(struct trainer *t, const struct wave *w, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	int from = 0, r;
+
+	for (int i = 0; i < w->places; i++) {
+		const struct rollout *one = &p->rollouts[w->first + i];
+
+		if (i > 0 && (w->first + i) % t->o.policy.generations) {
+			if (i >= w->count)
+				continue;
+			model_decode_copy(t->plan->model, from, i);
+			memcpy(logits_of(t, i), logits_of(t, from), (size_t)t->c.vocab * sizeof(float));
+			continue;
+		}
+		from = i;
+		if (i < w->count)
+			model_decode_reset(t->plan->model, i);
+		p->parts[0] = (struct model_part){i, (int)one->prompt, logits_of(t, i)};
+		if ((r = pass(t, i < w->count, one->ids, err)) < 0)
+			return r;
+	}
+	return 0;
+}
+
+static bool is_stop(const struct policy_options *o, int32_t id)
+{
+	for (int64_t i = 0; i < o->stop_count; i++)
+		if (o->stops[i] == id)
+			return true;
+	return false;
+}
+
+static bool has_ended(const struct trainer *t, const struct rollout *one)
+{
+	return one->finished || one->length >= t->o.policy.max_tokens ||
+	       one->prompt + one->length >= t->max_row;
+}
+
+/* Adds a token to a completion, chosen by its sequence's logits. */
+static void choose(struct trainer *t, const struct wave *w, int sequence)
+{
+	const struct policy_options *o = &t->o.policy;
+	int64_t index = w->first + sequence;
+	struct rollout *one = &t->policy.rollouts[index];
+	const int64_t key[] = {t->policy.number, one->row, index % o->generations};
+	/* The model has divided by the temperature. */
+	struct sampling s = {1, o->top_k, o->top_p, o->min_p, hash_bytes(key, sizeof(key), t->o.seed)};
+	int64_t ids = o->ids > 0 ? MIN(o->ids, t->c.vocab) : t->c.vocab, at = one->prompt + one->length;
+	char *work =
+	    t->plan->sampling ? t->plan->sampling + (size_t)sequence * sampling_work_bytes(t->c.vocab) : NULL;
+	int32_t id = sampling_choose(&s, logits_of(t, sequence), ids, at, work);
+
+	t->policy.ids[index * t->max_row + at] = id;
+	one->length++;
+	one->finished = is_stop(o, id);
+}
+
+static int run_wave(struct trainer *t, const struct wave *w, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	int r = begin_wave(t, w, err);
+
+	while (r == 0) {
+		int live = 0;
+		bool any;
+
+#pragma omp parallel for schedule(dynamic)
+		for (int i = 0; i < w->count; i++)
+			if (!has_ended(t, &p->rollouts[w->first + i]))
+				choose(t, w, i);
+		for (int i = 0; i < w->count; i++) {
+			const struct rollout *one = &p->rollouts[w->first + i];
+
+			if (has_ended(t, one))
+				continue;
+			p->parts[live] = (struct model_part){i, 1, logits_of(t, i)};
+			p->next[live++] = one->ids[one->prompt + one->length - 1];
+		}
+		if ((r = any_goes_on(t, live, &any, err)) < 0 || !any)
+			return r;
+		r = pass(t, live, p->next, err);
+	}
+	return r;
+}
+
+/* ---- a step's completions ---- */
+
+static int begin_rollouts(struct trainer *t, int64_t number, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	int64_t prompts = train_prompts(&t->o), generations = t->o.policy.generations;
+
+	sampler_step(&t->sampler, number, t->rows);
+	p->number = number;
+	p->count = 0;
+	for (int64_t i = 0; i < prompts * generations; i++) {
+		struct rollout *one = &p->rollouts[i];
+		int32_t *ids = p->ids + i * t->max_row;
+		struct dataset_row row;
+
+		*one = (struct rollout){.row = t->rows[i / generations], .ids = ids};
+		if (one->row < 0)
+			continue;
+		dataset_row(t->train, one->row, &row);
+		one->prompt = prompt_length(&row);
+		one->answer = row.ids + one->prompt;
+		one->answers = row.length - one->prompt;
+		if (one->prompt < 1 || one->prompt >= t->max_row)
+			return error_set(err, -E2BIG,
+			                 "a prompt of %lld tokens leaves no room for a completion",
+			                 (long long)one->prompt);
+		memcpy(ids, row.ids, (size_t)one->prompt * sizeof(*ids));
+		p->count = i + 1;
+	}
+	return 0;
+}
+
+int rollouts_make(struct trainer *t, int64_t number, struct error *err)
+{
+	int64_t all = train_prompts(&t->o) * t->o.policy.generations;
+	int r = begin_rollouts(t, number, err);
+
+	for (int64_t first = 0; first < all && r == 0; first += t->plan->sequences) {
+		struct wave w = {.first = first, .places = (int)MIN(all - first, t->plan->sequences)};
+
+		w.count = (int)MAX(MIN(t->policy.count - first, w.places), 0);
+		r = run_wave(t, &w, err);
+	}
+	return r < 0 ? error_prefix(err, "completions") : 0;
+}
+
+int rollouts_allocate(struct trainer *t, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	size_t n = (size_t)(t->o.micro_batch * t->o.accumulation), most = (size_t)t->o.policy.max_tokens;
+
+	if (!t->o.policy.generations)
+		return 0;
+	p->number = -1;
+	p->rollouts = calloc(n, sizeof(*p->rollouts));
+	p->ids = malloc(n * (size_t)t->max_row * sizeof(*p->ids));
+	p->then = malloc(n * most * sizeof(*p->then));
+	p->reference = malloc(n * most * sizeof(*p->reference));
+	p->now = malloc(2 * most * sizeof(*p->now));
+	p->losses = malloc((size_t)(t->o.micro_batch * t->max_row) * sizeof(*p->losses));
+	p->rewards = calloc(2 * n, sizeof(*p->rewards));
+	p->parts = calloc(n, sizeof(*p->parts));
+	p->next = calloc(n, sizeof(*p->next));
+	return p->rollouts && p->ids && p->then && p->reference && p->now && p->losses && p->rewards &&
+	               p->parts && p->next
+	           ? 0
+	           : error_oom(err);
+}
+
+void rollouts_free(struct trainer *t)
+{
+	struct policy_work *p = &t->policy;
+
+	free(p->rollouts);
+	free(p->ids);
+	free(p->then);
+	free(p->reference);
+	free(p->now);
+	free(p->losses);
+	free(p->rewards);
+	free(p->parts);
+	free(p->next);
+}

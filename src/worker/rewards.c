@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Completions as lines of JSON for the program that gives them rewards. */
+#include "worker/rewards.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/chat/exact_json.h"
+
+/* A text of ids. A model may write any byte: what is no UTF-8 is replaced. */
+static int add_text(json_t *line, const char *key, const struct tokenizer *tok, const int32_t *ids, int64_t n,
+                    bool skip_special, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+	int r = tokenizer_decode(tok, ids, (size_t)n, skip_special, &text, &len, err);
+
+	if (r < 0)
+		return r;
+	for (size_t at = 0; at < len; at += strlen(text + at) + 1)
+		str_make_utf8(text + at);
+	return json_object_set_new(line, key, json_stringn(text, len)) < 0 ? error_oom(err) : 0;
+}
+
+static int add_ids(json_t *line, const char *key, const int32_t *ids, int64_t n, struct error *err)
+{
+	json_t *list = json_array();
+
+	for (int64_t i = 0; i < n; i++)
+		if (json_array_append_new(list, json_integer(ids[i])) < 0) {
+			json_decref(list);
+			return error_oom(err);
+		}
+	return json_object_set_new(line, key, list) < 0 ? error_oom(err) : 0;
+}
+
+static int add_answer(json_t *line, const struct rollout *one, struct error *err)
+{
+	_cleanup_free_ char *text = malloc((size_t)one->answers + 1);
+
+	if (!text)
+		return error_oom(err);
+	for (int64_t i = 0; i < one->answers; i++)
+		text[i] = (char)one->answer[i];
+	return json_object_set_new(line, "answer",
+	                           one->answers ? json_stringn(text, (size_t)one->answers) : json_null()) < 0
+	           ? error_oom(err)
+	           : 0;
+}
+
+/* `one` is the completion at `index` of `count`. */
+static int add_line(const struct rewards *r, const struct rollout *one, int64_t index, int64_t count,
+                    struct strbuf *out, struct error *err)
+{
+	_cleanup_json_ json_t *line = json_object();
+	const int32_t *completion = one->ids + one->prompt;
+	int s;
+
+	if (!line)
+		return error_oom(err);
+	if ((s = add_text(line, "prompt", r->tok, one->ids, one->prompt, false, err)) < 0 ||
+	    (s = add_text(line, "completion", r->tok, completion, one->length, true, err)) < 0 ||
+	    (s = add_answer(line, one, err)) < 0)
+		return s;
+	if (json_object_set_new(line, "finished", json_boolean(one->finished)) < 0 ||
+	    json_object_set_new(line, "row", json_integer(one->row)) < 0 ||
+	    json_object_set_new(line, "index", json_integer(index)) < 0 ||
+	    json_object_set_new(line, "count", json_integer(count)) < 0)
+		return error_oom(err);
+	if ((s = add_ids(line, "prompt_ids", one->ids, one->prompt, err)) < 0 ||
+	    (s = add_ids(line, "completion_ids", completion, one->length, err)) < 0)
+		return s;
+	exact_json_dump(line, -1, out);
+	strbuf_addc(out, '\n');
+	return out->failed ? error_oom(err) : 0;
+}
+
+int rewards_start(struct rewards *r, const struct run_config *config, const struct tokenizer *tok,
+                  struct error *err)
+{
+	*r = (struct rewards){.config = config, .tok = tok};
+	return reward_program_start(config->grpo.reward, &r->program, err);
+}
+
+int rewards_give(void *context, const struct rollout *rollouts, int64_t n, double *rewards, struct error *err)
+{
+	struct rewards *r = context;
+	_cleanup_strbuf_ struct strbuf lines = {0};
+	int s = 0;
+
+	for (int64_t i = 0; i < n && s == 0; i++)
+		s = add_line(r, &rollouts[i], i, n, &lines, err);
+	return s < 0 ? s
+	             : reward_program_ask(r->program, lines.data, lines.len, n, rewards,
+	                                  (double)r->config->parallel.timeout, err);
+}
+
+void rewards_end(struct rewards *r)
+{
+	reward_program_endp(&r->program);
+	r->program = NULL;
+}

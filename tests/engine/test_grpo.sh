@@ -1,0 +1,124 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Learning from rewards: completions are drawn from the model's probabilities, and steps are those of TRL's definitions with transformers' models, for every
+# loss; two ranks, however they share the model, have the completions and losses of one; a resumed run has the same bits; precisions, adapters and weights in
+# 4 bits; the reward rises; a reward program that fails ends the run with its reason.
+. "$(dirname "$0")/worker.sh"
+[ -x "${DTRAIN_TEST_PYTHON:-}" ] || { echo "no Python with transformers: set DTRAIN_TEST_PYTHON"; exit 77; }
+python() { OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$DTRAIN_TEST_PYTHON" -W ignore "$src/tests/engine/grpo.py" "$@"; }
+python make "$src/tests/engine/bytes" "$tmp" || fail "make"
+
+rate=0.002
+# policy NAME MODEL GRPO [TRAIN [OUTPUT]]: a configuration; the groups' members are added.
+policy() {
+	cat >"$tmp/$1.json" <<-END
+		{"task": "grpo", "directory": "$tmp", "model": {"path": "$tmp/$2"},
+		 "data": {"path": ["prompts.jsonl"], "template": "default", "max_length": 96, "cache_dir": "$tmp/cache"},
+		 "train": {"learning_rate": $rate, "schedule": "constant", "weight_decay": 0, "micro_batch": 2, "accumulation": 4, "max_steps": 6, "precision": "fp32", "seed": 7${4:+, $4}},
+		 "grpo": {"reward": ["python3", "$src/tests/engine/reward_program.py", "$tmp/$1.asked"], "generations": 4, "max_new_tokens": 12${3:+, $3}},
+		 "output": {"dir": "$tmp/$1-out", "log_steps": 1, "save_steps": 0${5:+, $5}}}
+	END
+}
+like() { # NAME MODEL GRPO TRAIN SETTINGS…: as with transformers
+	policy "$1" "$2" "$3" "$4"
+	run "$1" || { cat "$tmp/$1.log"; fail "$1"; }
+	! grep warning "$tmp/$1.log" || fail "$1: a warning"
+	python replay "$tmp" $rate "$1" "$2" "${@:5}" || fail "$1: not as transformers"
+}
+like dapo llama '' ''
+like kl llama '"beta": 0.2, "loss": "grpo", "temperature": 0.7, "scale": "batch"' '"micro_batch": 4, "accumulation": 2' beta=0.2 loss=grpo temperature=0.7 scale=batch
+like again llama '"iterations": 3, "epsilon": 0.02, "epsilon_high": 0.04, "sequences": 3, "scale": "none"' '' iterations=3 low=0.02 high=0.04 scale=none
+like sequences llama '"iterations": 2, "epsilon": 0.001, "level": "sequence", "loss": "dr_grpo", "max_new_tokens": 40, "mask_truncated": true' '' iterations=2 low=0.001 high=0.001 level=sequence loss=dr_grpo max_new_tokens=40 mask=1
+like cispo gemma2 '"iterations": 2, "loss": "cispo", "epsilon_high": 1.02, "beta": 0.1, "temperature": 0.6' '"recompute": "full"' iterations=2 loss=cispo high=1.02 beta=0.1 temperature=0.6
+like scored llama '"reward_model": "reward-model", "scale": "none"' '' scores=1 scale=none
+like experts qwen3_moe '"top_k": 5, "generations": 8' '"micro_batch": 3, "accumulation": 8' top_k=5 generations=8
+
+# One rank, and two that hold the model in any way: the same completions, the same losses.
+own() { # NAME TRAIN GROUPS: of the model llama, on five prompts, of which the last set has one: then one of two ranks has none
+	policy "$1" llama '"iterations": 2, "beta": 0.1' "\"accumulation\": 8, \"micro_batch\": 1${2:+, $2}"
+	sed -i 's|"max_length": 96|&, "max_samples": 5|' "$tmp/$1.json"
+	[ -z "${3:-}" ] || more "$1" "$3"
+}
+same_completions() { # A B: what was asked, in whatever order
+	diff <(jq -c '[.row, .completion_ids]' "$tmp/$1.asked" | sort) <(jq -c '[.row, .completion_ids]' "$tmp/$2.asked" | sort) >/dev/null || fail "$2: other completions than $1"
+}
+near_policy() { # A B: losses and gradient norms
+	paste -d ' ' <(losses "$tmp/$1-out" | jq -r '"\(.loss) \(.grad_norm)"') <(losses "$tmp/$2-out" | jq -r '"\(.loss) \(.grad_norm)"') |
+		awk '{ d = $1 - $3; if (d < 0) d = -d; if (d > max) max = d; g = ($2 - $4) / $2; if (g < 0) g = -g; if (g > norm) norm = g; n++ }
+			END { printf "'"$2"': largest difference of the losses %.1e, of the gradient norms %.1e of them\n", max, norm; exit !(n == 6 && max <= 1e-5 && norm <= 1e-3) }' || fail "$2: other losses than $1"
+}
+own one
+run one || { cat "$tmp/one.log"; fail "one rank"; }
+for s in ddp zero2 zero3; do
+	own $s '"accumulation": 4' "\"parallel\": {\"strategy\": \"$s\"}"
+	pair $s || { cat "$tmp/$s-0.log" "$tmp/$s-1.log"; fail "$s"; }
+	same_completions one $s
+	near_policy one $s
+done
+# Saved between two sets of completions, killed, and resumed.
+own saved '"max_steps": 6'
+sed -i 's|"save_steps": 0|"save_steps": 2|' "$tmp/saved.json"
+run saved || { cat "$tmp/saved.log"; fail "with checkpoints"; }
+rm -r "$tmp/saved-out/checkpoint-6" "$tmp/saved-out/checkpoint-4" "$tmp/saved-out/model.safetensors"
+attempt=2 run saved || { cat "$tmp/saved.log"; fail "resumed"; }
+grep -q '^resuming from .*checkpoint-2' "$tmp/saved.log" || fail "not resumed"
+same_run one-out saved-out
+# Fewer at a time, and weights from the host, change nothing.
+own waves '"recompute": "full"' '"parallel": {"offload": "all"}'
+sed -i 's|"generations"|"sequences": 3, &|' "$tmp/waves.json"
+run waves || { cat "$tmp/waves.log"; fail "in waves, with offload"; }
+same_completions one waves
+same_run one-out waves-out
+for precision in bf16 fp16; do
+	own $precision
+	sed -i 's|"precision": "fp32"|"precision": "'$precision'"|' "$tmp/$precision.json"
+	run $precision || { cat "$tmp/$precision.log"; fail "$precision"; }
+	[ "$(lines "$tmp/$precision-out")" = 6 ] || fail "$precision: not 6 steps"
+done
+
+# A reward model alone.
+own scored-alone
+jq '.grpo.reward_model = "reward-model" | del(.grpo.reward)' "$tmp/scored-alone.json" >"$tmp/alone.json"
+run alone || { cat "$tmp/alone.log"; fail "a reward model alone"; }
+grep -q '^reward model: qwen3, reward-model$' "$tmp/alone.log" || { cat "$tmp/alone.log"; fail "the log does not name the reward model"; }
+losses "$tmp/scored-alone-out" | jq -s -e 'length == 6 and all(.reward != 0 and .reward_std > 0)' >/dev/null || fail "a reward model alone: its rewards"
+
+# An adapter that has learnt nothing has no divergence from its model, in 4 bits neither.
+own four '"max_steps": 2' '"lora": {"rank": 4, "quantize": "nf4_double"}'
+run four || { cat "$tmp/four.log"; fail "adapters, with a reference"; }
+losses "$tmp/four-out" | jq -s -e '.[0].kl < 1e-9 and .[1].kl > 1e-9' >/dev/null || { losses "$tmp/four-out"; fail "adapters: the divergence from the reference"; }
+
+# What a run of many steps learns: rewards of nothing but the tokens' ids rise, with adapters on weights in 4 bits, too.
+rises() { # NAME GROUPS TRAIN
+	policy "$1" llama '"generations": 8, "max_new_tokens": 8' "\"micro_batch\": 16, \"accumulation\": 1, \"max_steps\": 25, \"learning_rate\": $3"
+	[ -z "$2" ] || more "$1" "$2"
+	run "$1" || { cat "$tmp/$1.log"; fail "$1"; }
+	losses "$tmp/$1-out" | jq -r .reward | awk '{ r[NR] = $1 } END { for (i = 1; i <= 5; i++) { a += r[i] / 5; b += r[NR - 5 + i] / 5 } printf "'"$1"': mean reward of the first five steps %.3f, of the last five %.3f\n", a, b; exit !(b > a + 0.1) }' || fail "$1: the reward does not rise"
+}
+rises whole '' 0.003
+rises adapters '"lora": {"rank": 8, "quantize": "nf4"}' 0.01
+
+# A reward program that fails ends the run, whose reason says how.
+refused() { # PROGRAM WORDS
+	policy no llama ''
+	jq --arg p "$1" '.grpo.reward = ["sh", "-c", $p] | .parallel = {timeout: 1}' "$tmp/no.json" >"$tmp/no-2.json"
+	mv "$tmp/no-2.json" "$tmp/no.json"
+	! run no || fail "$1: a reward"
+	grep -q "^error: step 1: grpo.reward: $2" "$tmp/no.log" || { cat "$tmp/no.log"; fail "what it says of $1"; }
+}
+refused 'exit 3' 'sh has ended with status 3 before the run had'
+refused 'read -r x; echo good' 'sh has written "good"; expected a line with a finite number'
+refused 'kill -SEGV $$' 'sh was ended by Segmentation fault'
+refused 'exec sleep 100' 'sh has given 0 of 8 rewards, and nothing for 1 s'
+policy no llama ''
+jq '.grpo.reward = ["sh", "-c", "while read -r x; do echo 1; echo 1; done"]' "$tmp/no.json" >"$tmp/no-2.json"
+! run no-2 || fail "two rewards for each completion"
+grep -q '^error: step [12]: grpo.reward: sh has written more lines than it was given' "$tmp/no-2.log" || { cat "$tmp/no-2.log"; fail "what it says of two rewards"; }
+policy no llama '"reward_model": "llama"'
+! run no || fail "a model of tokens gives rewards"
+grep -q "^error: grpo.reward_model: llama is a model of tokens; one that gives scores is needed" "$tmp/no.log" || { cat "$tmp/no.log"; fail "what it says of a model of tokens"; }
+policy no llama ''
+jq '.grpo.reward = ["no-such-program"]' "$tmp/no.json" >"$tmp/no-2.json"
+! run no-2 || fail "no program, and a reward"
+grep -q '^error: grpo.reward: cannot start no-such-program: No such file' "$tmp/no-2.log" || { cat "$tmp/no-2.log"; fail "what it says of no program"; }
+echo "grpo: as transformers, ranks, resume, precisions, adapters, rewards"
