@@ -156,8 +156,9 @@ static inline void test_close(struct device *dev, const char *what, const void *
 }
 
 /* Runs a suite under each instruction set that the machine has (a lesser one is taken for a greater it
- * lacks); on the emulated GPU, with the threads of a block in their order and against it, and with its memory
- * out of the host's reach; on a GPU once, where there is one. */
+ * lacks); on the emulated GPU, with the threads of a block in their order and against it (SIMT_ONLY=forward
+ * or SIMT_ONLY=reverse: one of both), and with its memory out of the host's reach; on a GPU once, where there
+ * is one. */
 #if defined(TEST_ENGINE_CUDA)
 static inline int test_run_each(Suite *(*make)(void))
 {
@@ -189,15 +190,22 @@ static inline int test_run_each(Suite *(*make)(void))
 #elif defined(TEST_ENGINE_SIMT)
 static inline int test_run_each(Suite *(*make)(void))
 {
-	int status = EXIT_SUCCESS;
+	static const char *const orders[] = {"forward", "reverse"};
+	const char *only = getenv("SIMT_ONLY");
+	int status = EXIT_SUCCESS, runs = 0;
 
 	setenv("SIMT_PROTECT", "1", 1);
 
-	for (int reverse = 0; reverse < 2 && status == EXIT_SUCCESS; reverse++) {
-		setenv("SIMT_ORDER", reverse ? "reverse" : "forward", 1);
+	for (size_t i = 0; i < sizeof(orders) / sizeof(orders[0]) && status == EXIT_SUCCESS; i++) {
+		if (only && strcmp(only, orders[i]) != 0)
+			continue;
+		setenv("SIMT_ORDER", orders[i], 1);
 		status = unit_run(make());
+		runs++;
 	}
-	return status;
+	if (!runs)
+		fprintf(stderr, "SIMT_ONLY is neither \"forward\" nor \"reverse\": %s\n", only);
+	return runs ? status : EXIT_FAILURE;
 }
 #else
 static inline int test_run_each(Suite *(*make)(void))
