@@ -142,15 +142,16 @@ static void print_answers(const struct training *t)
 {
 	int64_t n = 0;
 
+	if (!t->c->grpo.reward)
+		return;
 	for (int64_t i = 0; i < dataset_rows(t->data); i++)
 		n += dataset_row_counted(t->data, i) > 0;
 	if (n > 0)
-		printf("answers: %" PRId64 " of %" PRId64 " prompts have one, for what gives the rewards\n",
-		       n, dataset_rows(t->data));
-	else if (t->c->grpo.reward)
-		printf(
-		    "warning: no prompt has an answer for the reward program; where the data have some, name "
-		    "their column: data.columns = { response = \"…\"; }\n");
+		printf("answers: %" PRId64 " of %" PRId64 " prompts have one, for the reward program\n", n,
+		       dataset_rows(t->data));
+	else
+		printf("answers: no prompt has one; where the data have some, name their column: %s\n",
+		       "data.columns = { response = \"…\"; }");
 }
 
 static void print_data(const struct training *t)
