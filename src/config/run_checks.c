@@ -398,8 +398,7 @@ static int check_grpo(const struct run_config *c, const char *where, struct erro
 		const char *key, *words;
 	} checks[] = {
 	    {c->data.packing, "data.packing",
-	     "has no effect with task = \"grpo\", whose rows are prompts; leave "
-	     "it out"},
+	     "has no effect with task = \"grpo\", whose rows are prompts; leave it out"},
 	    {c->data.train_on_prompt, "data.train_on_prompt",
 	     "has no effect with task = \"grpo\": completions alone count; leave it out"},
 	    {c->data.mask_history, "data.mask_history",

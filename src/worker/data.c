@@ -191,14 +191,6 @@ static void warn_of_labels(const struct training *t)
 
 /* ---- completions ---- */
 
-static bool is_end(const struct training *t, int32_t id)
-{
-	for (size_t i = 0; i < t->ends.len; i++)
-		if (t->ends.ids[i] == id)
-			return true;
-	return false;
-}
-
 /* What the template writes behind an answer, from the first token that ends one. */
 static int find_closing(struct training *t, const struct template *template, struct error *err)
 {
@@ -208,7 +200,7 @@ static int find_closing(struct training *t, const struct template *template, str
 	size_t first = 0;
 	int r = template_encode(t->tok, eos, template_slots(template, ROLE_ASSISTANT), "", 0, &ids, err);
 
-	while (r == 0 && first < ids.len && !is_end(t, ids.ids[first]))
+	while (r == 0 && first < ids.len && !token_list_has(&t->ends, ids.ids[first]))
 		first++;
 	for (size_t i = first; r == 0 && i < ids.len && o->closing_count < POLICY_CLOSING_MOST; i++)
 		o->closing[o->closing_count++] = ids.ids[i];

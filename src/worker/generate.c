@@ -153,14 +153,6 @@ static int choose_template(struct generation *g, struct error *err)
 	return r;
 }
 
-static bool is_stop(const struct generation *g, int32_t id)
-{
-	for (size_t i = 0; i < g->stops.len; i++)
-		if (g->stops.ids[i] == id)
-			return true;
-	return false;
-}
-
 /* `where` names the prompt in errors. */
 static int encode_prompt(struct generation *g, const char *text, const char *where, struct sequence *s,
                          struct error *err)
@@ -338,7 +330,7 @@ static int advance(struct generation *g, size_t index, int sequence, struct erro
 		generator_penalize(g->generator, sequence, q->ids.ids, q->ids.len,
 		                   c->generate.repetition_penalty);
 	id = generator_choose(g->generator, sequence, &s);
-	q->ended_by_id = is_stop(g, id);
+	q->ended_by_id = token_list_has(&g->stops, id);
 	if (!q->ended_by_id) {
 		if (token_list_add(&q->ids, &id, 1) < 0)
 			return error_oom(err);

@@ -569,10 +569,10 @@ START_TEST(the_rewards_of_a_run)
 	ck_assert_str_eq(again->grpo.level, "token");
 	ck_assert_str_eq(again->grpo.scale, "group");
 	/* One word is a program without arguments. */
-	ck_ok(run_config_parse(GRPO(""), "x.conf", (const char *[]){"grpo.reward=/bin/judge", NULL}, &other,
+	ck_ok(run_config_parse(GRPO(""), "x.conf", (const char *[]){"grpo.reward=/bin/score", NULL}, &other,
 	                       &err),
 	      &err);
-	ck_assert_str_eq(other->grpo.reward[0], "/bin/judge");
+	ck_assert_str_eq(other->grpo.reward[0], "/bin/score");
 	ck_assert_ptr_null(other->grpo.reward[1]);
 }
 END_TEST

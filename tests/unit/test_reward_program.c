@@ -188,7 +188,7 @@ static const struct {
     {"read -r x; echo good; cat", "sh has written \"good\"; expected a line with a finite number"},
     {"read -r x; echo nan; cat", "sh has written \"nan\"; expected"},
     {"read -r x; echo; cat", "sh has written \"\"; expected"},
-    {"echo loading the judge; cat", "sh has written \"loading the judge\"; expected"},
+    {"echo loading the model; cat", "sh has written \"loading the model\"; expected"},
     {"read -r x; printf '1\\n2\\n3\\n'; cat", "sh has written more lines than it was given"},
     {"read -r x; yes | tr -d '\\n'", "sh has written a line of more than 4095 bytes; expected a number"},
     {"exit 3", "sh has ended with status 3 before the run had"},

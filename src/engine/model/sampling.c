@@ -2,7 +2,6 @@
 /* Draws the next token: temperature, then top_k, top_p and min_p, with a random number of its own for each
  * place. */
 #include <math.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -31,6 +31,13 @@ struct token_list {
 };
 int token_list_add(struct token_list *list, const int32_t *ids, size_t n); /* 0 or -ENOMEM */
 void token_list_free(struct token_list *list);
+static inline bool token_list_has(const struct token_list *list, int32_t id)
+{
+	for (size_t i = 0; i < list->len; i++)
+		if (list->ids[i] == id)
+			return true;
+	return false;
+}
 
 /* Appends the ids of text (UTF-8; invalid bytes as U+FFFD, as Python's decode with errors="replace") to out.
  * add_special: run the post-processor (bos, eos as tokenizer.json says). Special tokens written out in the

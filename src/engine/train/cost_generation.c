@@ -7,10 +7,9 @@
 #include "engine/train/cost_parts.h"
 
 /* Of a host of GPUs, which has not been measured: its cores, and the time of one for an id, of which it reads
- * the logit and takes the exponential twice; and what a GPU's link carries in a direction. */
+ * the logit and takes the exponential twice. */
 #define HOST_CORES 16
 #define ID_SECONDS 5e-9
-#define HOST_LINK  25e9
 
 /* Each of so many sequences gets a token, behind `past` others. */
 static double token_seconds(const struct model_config *c, const struct train_options *o,
@@ -39,7 +38,8 @@ static double token_seconds(const struct model_config *c, const struct train_opt
 	seconds += c->layers * (cost_stream(h, o->precision, RATE_COPY, sequences * past * 2 * kv * s) +
 	                        sequences * h->start);
 	if (h->sizing.engine != DEVICE_ENGINE_CPU)
-		return seconds + sequences * vocab * (sizeof(float) / HOST_LINK + ID_SECONDS / HOST_CORES);
+		return seconds +
+		       sequences * vocab * (sizeof(float) / COST_HOST_LINK + ID_SECONDS / HOST_CORES);
 	return seconds + sequences * vocab * ID_SECONDS / MAX(h->sizing.threads, 1);
 }
 

@@ -67,10 +67,10 @@ struct trainer {
 
 	/* Of a policy: the completions of this rank, at most micro_batch · accumulation. */
 	struct policy_work {
-		int64_t number; /* of the set of them, from 0; -1: none */
-		bool fresh;     /* made for this step */
-		int64_t count, first,
-		    end; /* there are; of them in the micro-batch from first to before end */
+		int64_t number;     /* of the set of them, from 0; -1: none */
+		bool fresh;         /* made for this step */
+		int64_t count;      /* of the completions that there are */
+		int64_t first, end; /* of the micro-batch: from first to before end */
 		struct rollout *rollouts;
 		int32_t *ids;             /* [.., max_row] */
 		float *then, *reference;  /* [.., max_tokens] */
@@ -145,11 +145,12 @@ static inline double *trainer_host_sums(struct trainer *t)
 {
 	return trainer_prefers(t) ? t->preference.sums : t->policy.sums;
 }
-double *
-trainer_device_sums(const struct trainer *t); /* where they come to; PLAN_KL or PLAN_TOTALS behind them */
+/* Where they come to; PLAN_KL or PLAN_TOTALS are behind them. */
+double *trainer_device_sums(const struct trainer *t);
+/* [PLAN_TOTALS] */
 static inline double *policy_device_totals(const struct trainer *t)
 {
-	return trainer_device_sums(t) + POLICY_SUMS; /* [PLAN_TOTALS] */
+	return trainer_device_sums(t) + POLICY_SUMS;
 }
 /* Steps on the same rows of the data. */
 static inline int64_t trainer_iterations(const struct trainer *t)

@@ -130,8 +130,7 @@ int train_options_check(const struct train_options *o, struct error *err)
 	          o->policy.epsilon[0] > 0 && o->policy.epsilon[1] > 0 && o->policy.iterations >= 1 &&
 	          o->policy.sequences >= 0),
 	     "grpo: max_new_tokens and iterations have to be at least 1, temperature and epsilon above 0, "
-	     "beta "
-	     "and sequences not negative"},
+	     "beta and sequences not negative"},
 	    {!o->policy.generations ||
 	         (o->preference.kind == PREFERENCE_NONE && !o->distillation.teacher && !o->fp8 &&
 	          o->neftune_alpha == 0 && o->label_smoothing == 0 && !o->dft && o->router_loss <= 0),

@@ -76,7 +76,6 @@ static int create_frozen(struct plan *p, struct device *dev, const struct model_
                          struct error *err)
 {
 	const struct model_config *teacher = options->distillation.teacher;
-
 	struct model_options o = {.type = of->type,
 	                          .portable_attention = true,
 	                          .max_tokens = of->max_tokens,

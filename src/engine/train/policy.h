@@ -39,11 +39,11 @@ struct rollout {
 enum { POLICY_CLOSING_MOST = 8 };
 
 struct policy_options {
-	int generations;    /* completions of each prompt, at least 2; 0: the run is none of these */
-	int64_t max_tokens; /* of a completion */
-	int sequences;      /* that are generated at once on a rank; 0: all of a step */
-	double temperature, top_p,
-	    min_p; /* sampling.h; the temperature is above 0 and counts in the losses, too */
+	int generations;     /* completions of each prompt, at least 2; 0: the run is none of these */
+	int64_t max_tokens;  /* of a completion */
+	int sequences;       /* that are generated at once on a rank; 0: all of a step */
+	double temperature;  /* above 0; counts in the losses, too */
+	double top_p, min_p; /* sampling.h, as top_k */
 	int64_t top_k;
 	double beta;       /* weight of the divergence from the reference; 0: there is none */
 	double epsilon[2]; /* how far a ratio counts below and above 1; of CISPO the highest ratio */

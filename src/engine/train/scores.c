@@ -9,16 +9,16 @@
 
 int scores_allocate(struct trainer *t, struct error *err)
 {
-	struct scores_work *j = &t->scores;
+	struct scores_work *w = &t->scores;
 	size_t tokens = (size_t)(t->o.micro_batch * (t->max_row + POLICY_CLOSING_MOST));
 
 	if (!trainer_has_policy(t) || !t->o.policy.reward_model)
 		return 0;
-	j->ids = malloc(tokens * sizeof(*j->ids));
-	j->targets = malloc(tokens * sizeof(*j->targets));
-	j->starts = malloc((size_t)(t->o.micro_batch + 1) * sizeof(*j->starts));
-	j->scores = malloc(tokens * sizeof(*j->scores));
-	return j->ids && j->targets && j->starts && j->scores ? 0 : error_oom(err);
+	w->ids = malloc(tokens * sizeof(*w->ids));
+	w->targets = malloc(tokens * sizeof(*w->targets));
+	w->starts = malloc((size_t)(t->o.micro_batch + 1) * sizeof(*w->starts));
+	w->scores = malloc(tokens * sizeof(*w->scores));
+	return w->ids && w->targets && w->starts && w->scores ? 0 : error_oom(err);
 }
 
 void scores_free(struct trainer *t)
@@ -32,8 +32,8 @@ void scores_free(struct trainer *t)
 static void add_document(struct trainer *t, const struct rollout *one, struct model_batch *b)
 {
 	const struct policy_options *o = &t->o.policy;
-	struct scores_work *j = &t->scores;
-	int32_t *ids = j->ids + b->tokens, *targets = j->targets + b->tokens;
+	struct scores_work *w = &t->scores;
+	int32_t *ids = w->ids + b->tokens, *targets = w->targets + b->tokens;
 	int64_t n = one->prompt + one->length;
 
 	memcpy(ids, one->ids, (size_t)n * sizeof(*ids));
@@ -44,26 +44,26 @@ static void add_document(struct trainer *t, const struct rollout *one, struct mo
 		targets[i] = -100;
 	targets[n - 1] = 0;
 	b->tokens += n;
-	j->starts[++b->documents] = (int32_t)b->tokens;
+	w->starts[++b->documents] = (int32_t)b->tokens;
 }
 
 int scores_add(struct trainer *t, const struct rollout *rollouts, int64_t n, double *rewards,
                struct error *err)
 {
-	struct scores_work *j = &t->scores;
+	struct scores_work *w = &t->scores;
 	int r;
 
 	for (int64_t first = 0; first < n; first += t->o.micro_batch) {
-		struct model_batch b = {.ids = j->ids, .targets = j->targets, .starts = j->starts};
+		struct model_batch b = {.ids = w->ids, .targets = w->targets, .starts = w->starts};
 		int64_t end = MIN(first + t->o.micro_batch, n);
 
-		j->starts[0] = 0;
+		w->starts[0] = 0;
 		for (int64_t i = first; i < end; i++)
 			add_document(t, &rollouts[i], &b);
-		if ((r = model_evaluate(t->plan->reward_model.model, &b, NULL, j->scores, err)) < 0)
+		if ((r = model_evaluate(t->plan->reward_model.model, &b, NULL, w->scores, err)) < 0)
 			return error_prefix(err, "the reward model");
 		for (int64_t i = first; i < end; i++)
-			rewards[i] += (double)j->scores[j->starts[i - first + 1] - 1];
+			rewards[i] += (double)w->scores[w->starts[i - first + 1] - 1];
 	}
 	return 0;
 }
