@@ -86,6 +86,7 @@ struct service {
 	struct identity *id;
 	struct daemon *daemon;
 	int answered; /* wakes the event loop */
+	int port;
 };
 
 /* A client blocks: it is in a thread. */
@@ -107,7 +108,7 @@ static void *ask(void *context)
 	const struct identity *id = c->service->id;
 
 	c->answer = c->row->kind == PEER || c->row->kind == OTHER
-	                ? raw_ask_tls(raw_connect_tcp(29633), id->certificate, id->key, &q)
+	                ? raw_ask_tls(raw_connect_tcp(c->service->port), id->certificate, id->key, &q)
 	                : raw_ask(raw_connect_unix(c->service->socket), &q);
 	__atomic_store_n(&c->done, true, __ATOMIC_RELEASE);
 	eventfd_write(c->service->answered, 1);
@@ -212,13 +213,14 @@ static void submit(struct service *s, const char *script)
 static void start(struct service *s)
 {
 	_cleanup_free_ char *cwd = getcwd(NULL, 0), *text = NULL, *config = NULL, *hosts = NULL, *key = NULL,
-	                    *log = NULL;
-	static const char two[] = "n1 slots=2 addr=127.0.0.1 port=29633\nn2 slots=1 addr=127.0.0.1 port=1\n";
+	                    *log = NULL, *two = NULL;
 	struct error err = ERROR_INIT;
 	int fd;
 
 	*s = (struct service){.dir = unit_tmpdir(), .answered = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+	s->port = daemon_fixture_port();
 	s->socket = str_path_join(s->dir, "socket");
+	two = str_printf("n1 slots=2 addr=127.0.0.1 port=%d\nn2 slots=1 addr=127.0.0.1 port=1\n", s->port);
 	config = str_path_join(s->dir, "dtraind.conf");
 	hosts = str_path_join(s->dir, "hosts");
 	key = str_path_join(s->dir, "cluster.pem");
@@ -229,8 +231,8 @@ static void start(struct service *s)
 	text = str_printf("node = \"n1\"; hosts_file = \"%s/hosts\"; cluster_key = \"%s/cluster.pem\"; "
 	                  "socket = \"%s\"; runtime_dir = \"%s/run\"; state_dir = \"%s/state\"; "
 	                  "log_dir = \"%s/log\"; worker_dir = \"%s\"; group = \"\"; cpu_slots = 2; "
-	                  "listen = \"127.0.0.1\"; port = 29633; allow_root = true; launch = \"process\";\n",
-	                  s->dir, s->dir, s->socket, s->dir, s->dir, s->dir, cwd);
+	                  "listen = \"127.0.0.1\"; port = %d; allow_root = true; launch = \"process\";\n",
+	                  s->dir, s->dir, s->socket, s->dir, s->dir, s->dir, cwd, s->port);
 	ck_ok(file_write_atomic(config, text, strlen(text), 0644, &err), &err);
 	ck_ok(file_write_atomic(hosts, two, strlen(two), 0644, &err), &err);
 	fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
