@@ -248,6 +248,11 @@ static int load(struct generation *g, struct error *err)
 		o.max_tokens = MAX(o.max_tokens, (int64_t)g->sequences[i].prompt);
 	o.max_tokens = MIN(o.max_tokens + g->c->generate.max_new_tokens, g->model.max_positions);
 	o.sequences = batch_size(g);
+	o.sampling = (struct sampling){.temperature = g->c->generate.temperature,
+	                               .top_k = g->c->generate.top_k,
+	                               .top_p = g->c->generate.top_p,
+	                               .min_p = g->c->generate.min_p};
+	o.logits = g->c->generate.repetition_penalty != 1;
 	if ((r = device_create(&dev, &g->dev, err)) < 0)
 		return r;
 	o.type = precision_of_device(g->dev);
@@ -310,7 +315,7 @@ static int begin(struct generation *g, size_t index, int sequence, struct error 
 	int r = tokenizer_decode(g->tok, q->ids.ids, q->ids.len, true, &prompt, &q->done, err);
 
 	q->begin = q->done;
-	generator_reset(g->generator, sequence);
+	generator_reset(g->generator, sequence, (uint64_t)g->c->generate.seed + index);
 	return r < 0 ? r : generator_feed(g->generator, sequence, q->ids.ids, q->ids.len, err);
 }
 
@@ -319,8 +324,6 @@ static int advance(struct generation *g, size_t index, int sequence, struct erro
 {
 	const struct run_config *c = g->c;
 	struct sequence *q = &g->sequences[index];
-	struct sampling s = {c->generate.temperature, c->generate.top_k, c->generate.top_p, c->generate.min_p,
-	                     (uint64_t)c->generate.seed + index};
 	/* Without a string to wait for, the text of a file's prompt is needed at its end only. */
 	bool watch = !c->generate.prompts || c->generate.stop;
 	int32_t id;
@@ -329,7 +332,7 @@ static int advance(struct generation *g, size_t index, int sequence, struct erro
 	if (c->generate.repetition_penalty != 1)
 		generator_penalize(g->generator, sequence, q->ids.ids, q->ids.len,
 		                   c->generate.repetition_penalty);
-	id = generator_choose(g->generator, sequence, &s);
+	id = generator_choose(g->generator, sequence);
 	q->ended_by_id = token_list_has(&g->stops, id);
 	if (!q->ended_by_id) {
 		if (token_list_add(&q->ids, &id, 1) < 0)

@@ -47,10 +47,12 @@ def sampling():
         for item in line.split():
             token, p = item.split(":")
             got[int(token)] = float(p)
-        if not torch.equal(want > 0, got > 0):
+        # A token that is 2^40 times less likely than the likeliest has no probability here.
+        others = int((((want > 0) ^ (got > 0)) & (torch.maximum(want, got) > 2.0**-39 * want.max())).sum())
+        if others:
             # The sums of transformers are in fp32, so that a token at the very edge of top_p may fall to either side.
             edges += 1
-            assert int(((want > 0) ^ (got > 0)).sum()) == 1, (k, top_p, min_p)
+            assert others == 1, (k, top_p, min_p)
             continue
         worst = max(worst, float((want - got).abs().max()))
     print(f"sampling: worst difference of a probability {worst:.1e} in {len(cases)} cases, {edges} at the edge")

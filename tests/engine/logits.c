@@ -16,7 +16,7 @@ static int print_logits(const char *directory, char **ids, int n, struct error *
 	_cleanup_(model_layout_freep) struct model_layout *layout = NULL;
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 	_cleanup_(generator_freep) struct generator *g = NULL;
-	struct generator_options o = {.type = DTYPE_F32, .max_tokens = n};
+	struct generator_options o = {.type = DTYPE_F32, .max_tokens = n, .logits = true};
 	struct device_options d = {.threads = 1};
 	struct model_config c;
 	int r;

@@ -14,6 +14,7 @@
 #include "engine/device/rotation.h"
 #include "engine/device/rounding.h"
 #include "engine/device/sizes.h"
+#include "naive_choice.h"
 
 struct device {
 	int unused;
@@ -383,6 +384,42 @@ void device_attention_cached(struct device *dev, const struct device_attention *
 			attend(a, 0, past + t, h, (const float *)q + t * a->ld_q + h * a->head_dim, k_cache,
 			       v_cache, (float *)o + t * a->ld_o + h * a->head_dim, s, &l);
 	free(s);
+}
+
+void device_attention_rows(struct device *dev, const struct device_attention *a, const struct device_cache *c,
+                           void *o, const void *q, const void *cache)
+{
+	struct device_attention one = *a;
+	int64_t width = (int64_t)a->kv_heads * a->head_dim;
+
+	one.tokens = 1;
+	one.ld_k = one.ld_v = 2 * width;
+	for (int64_t r = 0; r < c->rows; r++) {
+		const float *k = (const float *)cache + c->sequences[r] * c->tokens * 2 * width;
+
+		device_attention_cached(dev, &one, c->positions[r], (float *)o + r * a->ld_o,
+		                        (const float *)q + r * a->ld_q, k, k + width);
+	}
+}
+
+void device_cache_append(struct device *dev, const struct device_cache *c, void *cache, const void *k,
+                         const void *v, int64_t width, int64_t ld, enum dtype type)
+{
+	for (int64_t r = 0; r < c->rows; r++)
+		for (int64_t i = 0; i < width; i++) {
+			float *to =
+			    (float *)cache + (c->sequences[r] * c->tokens + c->positions[r]) * 2 * width;
+
+			to[i] = ((const float *)k)[r * ld + i];
+			to[width + i] = ((const float *)v)[r * ld + i];
+		}
+}
+
+void device_choose(struct device *dev, const struct device_choice *d, int32_t *id, const float *logits,
+                   int64_t rows, const double *uniform)
+{
+	for (int64_t r = 0; r < rows; r++)
+		id[r] = naive_choice(d, logits + r * d->ld, uniform[r], NULL);
 }
 
 void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q, void *d_k,

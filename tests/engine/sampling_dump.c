@@ -33,14 +33,14 @@ int main(void)
 			_cleanup_free_ float *logits = calloc((size_t)vocab, sizeof(*logits));
 			_cleanup_free_ int32_t *kept = calloc((size_t)vocab, sizeof(*kept));
 			_cleanup_free_ double *p = calloc((size_t)vocab, sizeof(*p));
-			_cleanup_free_ void *work = malloc(sampling_work_bytes(vocab));
+			_cleanup_free_ void *work = malloc((size_t)vocab);
 			int64_t count;
 
 			for (long long i = 0; i < vocab; i++)
 				if (scanf("%f", &logits[i]) != 1)
 					fail();
 			sampling_penalize(logits, vocab, ids, (size_t)n, penalty, work);
-			count = sampling_candidates(&s, logits, vocab, kept, p, work);
+			count = sampling_candidates(&s, logits, vocab, kept, p);
 			for (int64_t i = 0; i < count; i++)
 				printf("%s%d:%.9g", i ? " " : "", kept[i], p[i]);
 			putchar('\n');

@@ -106,6 +106,11 @@ static inline void max_into(float *to, float x)
 	*to = x > *to ? x : *to;
 }
 
+static inline void add_shared(uint32_t *to, uint32_t x)
+{
+	*to += x;
+}
+
 static inline void __syncthreads()
 {
 	simt::block_barrier();

@@ -811,6 +811,7 @@ static Suite *suite_make(void)
 	suite_add_tcase(suite, test_device_experts());
 	suite_add_tcase(suite, test_device_fp8());
 	suite_add_tcase(suite, test_device_gemm());
+	suite_add_tcase(suite, test_device_generate());
 	suite_add_tcase(suite, test_device_loss());
 	suite_add_tcase(suite, test_device_rounding());
 	suite_add_tcase(suite, test_device_quantize());

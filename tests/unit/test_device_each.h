@@ -35,6 +35,7 @@ TCase *test_device_adapters(void);
 TCase *test_device_experts(void);
 TCase *test_device_fp8(void);
 TCase *test_device_gemm(void);
+TCase *test_device_generate(void);
 TCase *test_device_loss(void);
 TCase *test_device_large(void);
 TCase *test_device_large_rows(void);

@@ -1120,7 +1120,7 @@ START_TEST(cache_equals_forward)
 {
 	struct error err = ERROR_INIT;
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
-	struct generator_options go = {.type = DTYPE_F32, .max_tokens = 32};
+	struct generator_options go = {.logits = true, .type = DTYPE_F32, .max_tokens = 32};
 	_cleanup_(generator_freep) struct generator *g = NULL;
 	static float logits[32 * 100];
 	struct model_config c;
@@ -1153,7 +1153,7 @@ START_TEST(sequences_do_not_change_each_other)
 	enum { SEQUENCES = 7, STEPS = 6 };
 	struct error err = ERROR_INIT;
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
-	struct generator_options go = {.max_tokens = 32, .sequences = SEQUENCES};
+	struct generator_options go = {.logits = true, .max_tokens = 32, .sequences = SEQUENCES};
 	_cleanup_(generator_freep) struct generator *g = NULL, *one = NULL;
 	struct model_config c;
 	struct model_fixture fixture;
@@ -1175,7 +1175,7 @@ START_TEST(sequences_do_not_change_each_other)
 		int sequences[SEQUENCES];
 
 		for (int i = turn; i < SEQUENCES; i += 1 + turn) {
-			generator_reset(g, i);
+			generator_reset(g, i, 0);
 			ck_ok(generator_feed(g, i, s.ids + i, 2 + 3 * i, &err), &err);
 		}
 		for (int t = 0; t < STEPS; t++) {
@@ -1193,7 +1193,7 @@ START_TEST(sequences_do_not_change_each_other)
 				break;
 		}
 		for (int i = turn; i < SEQUENCES; i += 1 + turn) {
-			generator_reset(one, 0);
+			generator_reset(one, 0, 0);
 			ck_ok(generator_feed(one, 0, s.ids + i, 2 + 3 * i, &err), &err);
 			for (int t = 0; t < (turn ? 1 : STEPS); t++)
 				ck_ok(generator_feed(one, 0, s.ids + (5 * i + t) % 32, 1, &err), &err);
@@ -1207,12 +1207,71 @@ START_TEST(sequences_do_not_change_each_other)
 }
 END_TEST
 
+static const struct sampling samplings[] = {
+    {.temperature = 0},
+    {.temperature = 1, .top_p = 1},
+    {.temperature = 0.7, .top_p = 0.9, .top_k = 30},
+    {.temperature = 2, .top_p = 1, .min_p = 0.3},
+};
+
+/* Ids that are chosen where the logits are, and those that are chosen from logits on the host. */
+START_TEST(ids_are_chosen_on_either_side)
+{
+	enum { SEQUENCES = 3, STEPS = 12 };
+	struct error err = ERROR_INIT;
+	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
+	struct generator_options go = {.type = DTYPE_F32,
+	                               .max_tokens = 32,
+	                               .sequences = SEQUENCES,
+	                               .ids = 90,
+	                               .sampling = samplings[_i]};
+	_cleanup_(generator_freep) struct generator *g = NULL, *host = NULL;
+	struct model_config c;
+	struct model_fixture fixture;
+	int32_t ids[SEQUENCES];
+	struct sample s;
+	int differ = 0;
+
+	make(&fixture, gradient_cases[0], &o, &c);
+	sample_make(&s, c.vocab, false);
+	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &g, &err), &err);
+	go.logits = true;
+	ck_ok(generator_create(fixture.dev, &c, &go, model_init_fill, &init, &host, &err), &err);
+	for (int i = 0; i < SEQUENCES; i++) {
+		/* Two of the same tokens, whose seeds alone differ. */
+		generator_reset(g, i, (uint64_t)i);
+		generator_reset(host, i, (uint64_t)i);
+		ck_ok(generator_feed(g, i, s.ids + i / 2, 5, &err), &err);
+		ck_ok(generator_feed(host, i, s.ids + i / 2, 5, &err), &err);
+		ids[i] = generator_choose(g, i);
+		ck_assert_int_eq(ids[i], generator_choose(host, i));
+	}
+	for (int t = 0; t < STEPS; t++) {
+		const int sequences[SEQUENCES] = {2, 0, 1};
+		const int32_t next[SEQUENCES] = {ids[2], ids[0], ids[1]};
+
+		differ += ids[0] != ids[1];
+		ck_ok(generator_step(g, sequences, next, SEQUENCES, &err), &err);
+		ck_ok(generator_step(host, sequences, next, SEQUENCES, &err), &err);
+		for (int i = 0; i < SEQUENCES; i++) {
+			ids[i] = generator_choose(g, i);
+			ck_assert_int_eq(ids[i], generator_choose(host, i));
+			ck_assert(ids[i] >= 0 && ids[i] < 90);
+		}
+	}
+	ck_assert_int_eq(differ > 0, samplings[_i].temperature > 0);
+	generator_free(steal_pointer(g));
+	generator_free(steal_pointer(host));
+	model_fixture_free(&fixture);
+}
+END_TEST
+
 /* Weights of 16 bits are the rounded ones: the logits are those of fp32 within what rounding does. */
 START_TEST(rounded_weights_give_the_logits)
 {
 	struct error err = ERROR_INIT;
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
-	struct generator_options go = {.max_tokens = 32};
+	struct generator_options go = {.logits = true, .max_tokens = 32};
 	_cleanup_(generator_freep) struct generator *g = NULL, *one = NULL;
 	enum dtype type = _i % 2 ? DTYPE_F16 : DTYPE_BF16;
 	float rounding = type == DTYPE_F16 ? 0x1p-11f : 0x1p-8f, most = 0;
@@ -1253,7 +1312,7 @@ START_TEST(long_sequences_are_continued)
 	    "\"num_attention_heads\":2,\"num_key_value_heads\":2,\"head_dim\":128,\"vocab_size\":100}";
 	struct error err = ERROR_INIT;
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
-	struct generator_options go = {.type = DTYPE_F32, .max_tokens = TOKENS};
+	struct generator_options go = {.logits = true, .type = DTYPE_F32, .max_tokens = TOKENS};
 	_cleanup_(generator_freep) struct generator *g = NULL;
 	int32_t ids[TOKENS];
 	struct model_config c;
@@ -1276,7 +1335,8 @@ START_TEST(more_sequences_than_memory)
 {
 	struct error err = ERROR_INIT;
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40};
-	struct generator_options go = {.type = DTYPE_F32, .max_tokens = 1000000, .sequences = 1000000};
+	struct generator_options go = {
+	    .logits = true, .type = DTYPE_F32, .max_tokens = 1000000, .sequences = 1000000};
 	struct generator *g = NULL;
 	struct model_config c;
 	struct model_fixture fixture;
@@ -1307,7 +1367,8 @@ START_TEST(parts_are_checked)
 	struct model_options o = {
 	    .type = DTYPE_F32, .max_tokens = 6, .max_sequence = 8, .cache_tokens = 8, .cache_sequences = 2};
 	static const int32_t ids[9] = {1, 2, 3};
-	struct model_part parts[3] = {{1, 4, NULL}, {0, 4, NULL}, {0, 1, NULL}};
+	struct model_part parts[3] = {
+	    {.sequence = 1, .n = 4}, {.sequence = 0, .n = 4}, {.sequence = 0, .n = 1}};
 	struct model_config c;
 	struct model_fixture f;
 
@@ -1324,7 +1385,7 @@ START_TEST(parts_are_checked)
 	         "for sequence 2: the cache has 2 sequences");
 	parts[0].sequence = -1;
 	ck_fails(model_decode(f.model, parts, 1, ids, &err), &err, "for sequence -1");
-	parts[0] = (struct model_part){1, 4, NULL};
+	parts[0] = (struct model_part){.sequence = 1, .n = 4};
 	ck_ok(model_decode(f.model, parts, 1, ids, &err), &err);
 	model_fixture_free(&f);
 }
@@ -1333,31 +1394,30 @@ END_TEST
 START_TEST(sampling_follows_the_distribution)
 {
 	float logits[5] = {0, logf(2), logf(4), logf(8), logf(8)};
-	_cleanup_free_ void *work = malloc(sampling_work_bytes(5));
 	struct sampling s = {.temperature = 0, .top_p = 1};
 	int count[5] = {0};
 
-	ck_assert_int_eq(sampling_choose(&s, logits, 5, 0, work), 3);
+	ck_assert_int_eq(sampling_choose(&s, logits, 5, 0), 3);
 	s.temperature = 1;
 	for (int i = 0; i < 23000; i++)
-		count[sampling_choose(&s, logits, 5, i, work)]++;
+		count[sampling_choose(&s, logits, 5, i)]++;
 	for (int i = 0; i < 5; i++)
 		ck_assert_double_eq_tol(count[i], 1000 * exp(logits[i]), 250);
 	s.top_k = 2;
 	for (int i = 0; i < 1000; i++)
-		ck_assert_int_ge(sampling_choose(&s, logits, 5, i, work), 3);
+		ck_assert_int_ge(sampling_choose(&s, logits, 5, i), 3);
 	s.top_k = 0;
 	s.top_p = 17.0 / 23;
 	memset(count, 0, sizeof(count));
 	for (int i = 0; i < 20000; i++)
-		count[sampling_choose(&s, logits, 5, i, work)]++;
+		count[sampling_choose(&s, logits, 5, i)]++;
 	ck_assert_int_eq(count[0] + count[1], 0);
 	ck_assert_double_eq_tol(count[2], 4000, 300);
 	s.top_p = 1;
 	s.temperature = 0.5;
 	memset(count, 0, sizeof(count));
 	for (int i = 0; i < 14900; i++)
-		count[sampling_choose(&s, logits, 5, i, work)]++;
+		count[sampling_choose(&s, logits, 5, i)]++;
 	ck_assert_double_eq_tol(count[3], 6400, 400);
 }
 END_TEST
@@ -1370,8 +1430,7 @@ START_TEST(stories_as_the_reference)
 	_cleanup_(safetensors_closep) struct safetensors *st = NULL;
 	_cleanup_(generator_freep) struct generator *g = NULL;
 	struct model_options o = {.type = DTYPE_F32, .max_tokens = 40, .max_sequence = 40, .logits_rows = 16};
-	struct generator_options go = {.type = DTYPE_F32};
-	struct sampling greedy = {0};
+	struct generator_options go = {.logits = true, .type = DTYPE_F32};
 	struct error err = ERROR_INIT;
 	const json_t *nll, *text;
 	struct model_config c;
@@ -1407,7 +1466,7 @@ START_TEST(stories_as_the_reference)
 		int32_t id = (int32_t)json_integer_value(json_array_get(text, i));
 
 		if (i > 0)
-			ck_assert_int_eq(generator_choose(g, 0, &greedy), id);
+			ck_assert_int_eq(generator_choose(g, 0), id);
 		ck_ok(generator_feed(g, 0, &id, 1, &err), &err);
 	}
 	generator_free(steal_pointer(g));
@@ -1450,6 +1509,7 @@ int main(void)
 	tcase_add_test(c, wrong_batches_are_refused);
 	tcase_add_loop_test(c, cache_equals_forward, 0, cases);
 	tcase_add_loop_test(c, sequences_do_not_change_each_other, 0, 3 * cases);
+	tcase_add_loop_test(c, ids_are_chosen_on_either_side, 0, ARRAY_SIZE(samplings));
 	tcase_add_loop_test(c, rounded_weights_give_the_logits, 0, 2 * cases);
 	tcase_add_test(c, long_sequences_are_continued);
 	tcase_add_test(c, more_sequences_than_memory);

@@ -64,6 +64,7 @@ struct device_shapes {
 	int64_t tokens;       /* rows of the largest micro-batch */
 	int64_t max_sequence; /* longest document in tokens */
 	int64_t cache_tokens; /* longest sequence in a cache; 0: there is none */
+	int64_t cache_rows;   /* of device_attention_rows */
 	int hidden, intermediate, heads, kv_heads, head_dim;
 	/* Of a mixture of experts, each of which is intermediate wide and computes a multiple of so many
 	 * rows; experts 0: there is one MLP. */
@@ -375,6 +376,21 @@ void device_attention_use_hopper(struct device *dev, enum device_attention_pass 
  * not used. */
 void device_attention_cached(struct device *dev, const struct device_attention *a, int64_t past, void *o,
                              const void *q, const void *k_cache, const void *v_cache);
+/* Generation in several sequences at once, whose caches follow one another: each has `tokens` rows of keys
+ * and values, k[kv_heads·head_dim] first, then as many of v. Row i of q, k and v belongs to the token
+ * positions[i] of the sequence sequences[i]. */
+struct device_cache {
+	int64_t rows, tokens;
+	int64_t longest;                      /* the highest of the positions */
+	const int32_t *sequences, *positions; /* device, [rows] */
+};
+/* Keys and values of the rows, each `width` wide and `ld` apart, to their places in the cache. */
+void device_cache_append(struct device *dev, const struct device_cache *c, void *cache, const void *k,
+                         const void *v, int64_t width, int64_t ld, enum dtype type);
+/* Each row attends to its sequence up to itself: the bits that device_attention_cached gives for one token by
+ * itself, whichever other rows there are. Of `a`, tokens, documents, ld_k and ld_v are not used. */
+void device_attention_rows(struct device *dev, const struct device_attention *a, const struct device_cache *c,
+                           void *o, const void *q, const void *cache);
 
 /* ---- SwiGLU (Shazeer 2020) ---- */
 /* gate_up[t, 2·cols]: gate first, then up. y[t, cols] = silu(gate) · up. amax: of y. */
@@ -532,6 +548,22 @@ struct device_distillation {
 void device_distillation(struct device *dev, const struct device_distillation *d, void *logits,
                          enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab, float scale,
                          float *loss);
+/* Draws an id from each row of logits, fp32: from the first `ids` of `vocab`, with the probabilities of
+ * softmax(y · inverse), y the logits or cap · tanh(logits / cap), of which what top_k, then top_p, then min_p
+ * exclude is left out. Ids that tie with the last one that stays, stay. uniform (device, [rows]): in [0, 1),
+ * chooses among the ids in their order. The probabilities are added in fixed point: another engine, whose
+ * exponentials differ in the last bit, chooses another id only where uniform is as close to the edge. */
+struct device_choice {
+	int64_t vocab, ids;
+	int64_t ld;    /* from one row of logits to the next; 0: all choose from the same row */
+	float cap;     /* 0: none */
+	float inverse; /* 1 / temperature */
+	int64_t top_k; /* 0: all */
+	double top_p;  /* 1: all */
+	float min_p;   /* 0: all */
+};
+void device_choose(struct device *dev, const struct device_choice *d, int32_t *id, const float *logits,
+                   int64_t rows, const double *uniform);
 /* Greedy choice: id[row] = argmax (the lowest id among equals). */
 void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type, int64_t rows,
                    int64_t vocab);

@@ -29,26 +29,18 @@ int model_decode_nothing(struct model *m, struct error *err)
 	return model_forward_nothing(m, MODEL_EVALUATE, err);
 }
 
-/* Keys and values of the new tokens go behind the old ones. */
-static void append_cache(struct model *m, int layer, const struct model_part *part, const char *k,
-                         const char *v)
-{
-	size_t half = (size_t)m->kv * m->size, from = (size_t)m->qkv * m->size;
-	char *to = cache_place(m, layer, part->sequence, m->past[part->sequence]);
+/* ---- a pass ---- */
 
-	for (int t = 0; t < part->n; t++, to += 2 * half) {
-		device_copy(m->dev, to, k + (size_t)t * from, half);
-		device_copy(m->dev, to + half, v + (size_t)t * from, half);
-	}
-}
+struct decoding {
+	const struct model_part *parts;
+	int count, n;    /* parts, and their tokens in all */
+	int64_t longest; /* the highest of their positions */
+};
 
-static int decode_block(struct model *m, const struct model_part *parts, int count, int layer, int n,
-                        struct error *err)
+static void decode_attention(struct model *m, const struct decoding *d, int layer, const char *qk,
+                             const char *v)
 {
-	struct model_activations *a = &m->layer[layer];
 	const struct model_config *c = &m->c;
-	int unit = layer + 1, r;
-	char *qk, *v = a->qkv + (size_t)(m->q + m->kv) * m->size;
 	struct device_attention attention = {.heads = c->heads,
 	                                     .kv_heads = c->kv_heads,
 	                                     .head_dim = c->head_dim,
@@ -60,21 +52,38 @@ static int decode_block(struct model *m, const struct model_part *parts, int cou
 	                                     .ld_v = 2 * m->kv,
 	                                     .ld_o = m->q,
 	                                     .type = m->o.type};
+	struct device_cache cache = {d->n, m->o.cache_tokens, d->longest, m->sequences, m->positions};
+	char *out = m->layer[layer].attention;
+
+	device_cache_append(m->dev, &cache, m->cache[layer], qk + (size_t)m->q * m->size, v, m->kv, m->qkv,
+	                    m->o.type);
+	if (m->by_rows) {
+		device_attention_rows(m->dev, &attention, &cache, out, qk, m->cache[layer]);
+		return;
+	}
+	for (int i = 0; i < d->count; i++) {
+		const struct model_part *part = &d->parts[i];
+		char *k = cache_place(m, layer, part->sequence, 0);
+
+		attention.tokens = part->n;
+		device_attention_cached(m->dev, &attention, m->past[part->sequence], out, qk, k,
+		                        k + (size_t)m->kv * m->size);
+		out += (size_t)part->n * (size_t)m->q * m->size;
+		qk += (size_t)part->n * (size_t)m->qkv * m->size;
+	}
+}
+
+static int decode_block(struct model *m, const struct decoding *d, int layer, struct error *err)
+{
+	struct model_activations *a = &m->layer[layer];
+	int unit = layer + 1, n = d->n, r;
+	char *qk;
 
 	model_linear(m, unit, PARAMETER_Q, a->qkv,
 	             model_branch_place(m, unit, PARAMETER_INPUT_NORM, a->input), n);
 	qk = model_qk(m, layer, a->qkv, n);
 	model_fp8_amax(m, model_layer_operand(layer, OPERAND_ATTENTION), false);
-	for (int i = 0, row = 0; i < count; row += parts[i++].n) {
-		size_t in = (size_t)row * (size_t)m->qkv * m->size,
-		       out = (size_t)row * (size_t)m->q * m->size;
-		char *cache = cache_place(m, layer, parts[i].sequence, 0);
-
-		append_cache(m, layer, &parts[i], qk + in + (size_t)m->q * m->size, v + in);
-		attention.tokens = parts[i].n;
-		device_attention_cached(m->dev, &attention, m->past[parts[i].sequence], a->attention + out,
-		                        qk + in, cache, cache + (size_t)m->kv * m->size);
-	}
+	decode_attention(m, d, layer, qk, a->qkv + (size_t)(m->q + m->kv) * m->size);
 	if ((r = model_block_middle(m, layer, n, err)) < 0)
 		return r;
 	model_block_end(m, layer, n);
@@ -85,95 +94,98 @@ static int decode_block(struct model *m, const struct model_part *parts, int cou
 	return 0;
 }
 
-static int next_logits(struct model *m, const struct model_part *parts, int count, struct error *err)
+static int next_logits(struct model *m, const struct decoding *d, struct error *err)
 {
 	size_t row = (size_t)m->c.hidden * m->size, out = (size_t)m->c.vocab * sizeof(float);
 	char *last = m->h - row;
 	int r = 0;
 
-	for (int i = 0; i < count; i++) {
-		last += (size_t)parts[i].n * row;
+	for (int i = 0; i < d->count; i++) {
+		last += (size_t)d->parts[i].n * row;
 		if (last != m->h + (size_t)i * row)
 			device_copy(m->dev, m->h + (size_t)i * row, last, row);
 	}
-	model_scale_logits(m, m->h, count);
-	model_linear_f32(m, head_unit(m), head_role(m), m->decode_logits, m->h, count);
-	for (int i = 0; i < count && r == 0; i++) {
-		if (!parts[i].logits)
+	model_scale_logits(m, m->h, d->count);
+	model_linear_f32(m, head_unit(m), head_role(m), m->decode_logits, m->h, d->count);
+	for (int i = 0; i < d->count && r == 0; i++) {
+		float *host = d->parts[i].logits;
+
+		if (!host)
 			continue;
-		r = device_read(m->dev, parts[i].logits, (char *)m->decode_logits + (size_t)i * out, out,
-		                err);
+		r = device_read(m->dev, host, (char *)m->decode_logits + (size_t)i * out, out, err);
 		if (r == 0)
-			model_cap_logits(m, parts[i].logits, m->c.vocab);
+			model_cap_logits(m, host, m->c.vocab);
 	}
 	return r;
 }
 
-/* Checks the parts and writes their tokens' positions; the number of tokens. */
-static int begin_parts(struct model *m, const struct model_part *parts, int count, const int32_t *ids,
-                       struct error *err)
+/* Checks the parts and writes their tokens' sequences and positions. */
+static int begin_parts(struct model *m, struct decoding *d, const int32_t *ids, struct error *err)
 {
 	int64_t room = MIN(m->o.cache_tokens, m->o.max_sequence), n = 0;
 
-	if (count > m->o.cache_sequences)
-		return error_set(err, -EINVAL, "%d sequences are more than the %d of the cache", count,
+	if (d->count > m->o.cache_sequences)
+		return error_set(err, -EINVAL, "%d sequences are more than the %d of the cache", d->count,
 		                 m->o.cache_sequences);
-	for (int i = 0; i < count; i++) {
+	for (int i = 0; i < d->count; i++) {
+		const struct model_part *part = &d->parts[i];
 		int64_t past;
 
-		if (parts[i].sequence < 0 || parts[i].sequence >= m->o.cache_sequences || parts[i].n < 1)
+		if (part->sequence < 0 || part->sequence >= m->o.cache_sequences || part->n < 1)
 			return error_set(err, -EINVAL,
-			                 "%d tokens for sequence %d: the cache has %d sequences", parts[i].n,
-			                 parts[i].sequence, m->o.cache_sequences);
-		past = m->past[parts[i].sequence];
-		if (past + parts[i].n > room)
+			                 "%d tokens for sequence %d: the cache has %d sequences", part->n,
+			                 part->sequence, m->o.cache_sequences);
+		past = m->past[part->sequence];
+		if (past + part->n > room)
 			return error_set(err, -E2BIG, "%lld tokens are more than the %lld there is room for",
-			                 (long long)(past + parts[i].n), (long long)room);
-		if (n + parts[i].n > m->o.max_tokens)
+			                 (long long)(past + part->n), (long long)room);
+		if (n + part->n > m->o.max_tokens)
 			return error_set(err, -E2BIG, "%lld tokens at once are more than %lld",
-			                 (long long)(n + parts[i].n), (long long)m->o.max_tokens);
-		for (int t = 0; t < parts[i].n; t++, n++) {
+			                 (long long)(n + part->n), (long long)m->o.max_tokens);
+		for (int t = 0; t < part->n; t++, n++) {
 			if (ids[n] < 0 || ids[n] >= m->c.vocab)
 				return error_set(err, -EINVAL,
 				                 "token id %d is outside the model's vocabulary of %lld",
 				                 ids[n], (long long)m->c.vocab);
 			m->host_positions[n] = (int32_t)(past + t);
+			m->host_sequences[n] = part->sequence;
 		}
+		d->longest = MAX(d->longest, past + part->n - 1);
 	}
-	return (int)n;
+	d->n = (int)n;
+	return 0;
 }
 
-static bool wants_logits(const struct model_part *parts, int count)
+static bool wants_logits(const struct decoding *d)
 {
-	for (int i = 0; i < count; i++)
-		if (parts[i].logits)
+	for (int i = 0; i < d->count; i++)
+		if (d->parts[i].logits || d->parts[i].chosen)
 			return true;
 	return false;
 }
 
-/* `n` tokens in all. */
-static int decode_parts(struct model *m, const struct model_part *parts, int count, const int32_t *ids, int n,
-                        struct error *err)
+static int decode_parts(struct model *m, const struct decoding *d, const int32_t *ids, struct error *err)
 {
-	size_t bytes = (size_t)n * sizeof(int32_t);
+	size_t bytes = (size_t)d->n * sizeof(int32_t);
 	int r;
 
 	if ((r = device_write(m->dev, m->ids, ids, bytes, err)) < 0 ||
 	    (r = device_write(m->dev, m->positions, m->host_positions, bytes, err)) < 0 ||
+	    (r = device_write(m->dev, m->sequences, m->host_sequences, bytes, err)) < 0 ||
 	    (r = model_need(m, 0, MODEL_EVALUATE, err)) < 0)
 		return r;
-	model_embed(m, n, NULL);
+	model_embed(m, d->n, NULL);
 	if (!m->c.tied)
 		model_done(m, 0, MODEL_EVALUATE);
 	if ((r = model_need(m, 1, MODEL_EVALUATE, err)) < 0)
 		return r;
-	model_branch_input(m, 1, PARAMETER_INPUT_NORM, m->layer[0].input, n);
+	model_branch_input(m, 1, PARAMETER_INPUT_NORM, m->layer[0].input, d->n);
 	for (int l = 0; l < m->c.layers; l++)
-		if ((r = decode_block(m, parts, count, l, n, err)) < 0)
+		if ((r = decode_block(m, d, l, err)) < 0)
 			return r;
-	for (int i = 0; i < count; i++)
-		m->past[parts[i].sequence] += parts[i].n;
-	r = wants_logits(parts, count) ? next_logits(m, parts, count, err) : device_synchronize(m->dev, err);
+	for (int i = 0; i < d->count; i++)
+		m->past[d->parts[i].sequence] += d->parts[i].n;
+	r = wants_logits(d) ? next_logits(m, d, err) : device_synchronize(m->dev, err);
 	model_head_done(m, MODEL_EVALUATE);
 	return r;
 }
@@ -181,12 +193,28 @@ static int decode_parts(struct model *m, const struct model_part *parts, int cou
 int model_decode(struct model *m, const struct model_part *parts, int count, const int32_t *ids,
                  struct error *err)
 {
-	int n = begin_parts(m, parts, count, ids, err), r;
+	struct decoding d = {.parts = parts, .count = count};
+	int r = begin_parts(m, &d, ids, err);
 
-	if (n < 0)
-		return n;
-	m->by_rows = n == count;
-	r = decode_parts(m, parts, count, ids, n, err);
+	if (r < 0)
+		return r;
+	m->by_rows = d.n == count;
+	r = decode_parts(m, &d, ids, err);
 	m->by_rows = false;
 	return r;
+}
+
+int model_decode_choose(struct model *m, const struct sampling *s, int64_t ids, int rows, bool of_first,
+                        const double *uniform, int32_t *chosen, struct error *err)
+{
+	struct device_choice choice = sampling_choice(s, m->c.vocab, ids);
+	size_t n = (size_t)rows;
+	int r;
+
+	choice.cap = (float)m->c.logits_cap;
+	choice.ld = of_first ? 0 : m->c.vocab;
+	if ((r = device_write(m->dev, m->uniform, uniform, n * sizeof(*uniform), err)) < 0)
+		return r;
+	device_choose(m->dev, &choice, m->chosen, m->decode_logits, rows, m->uniform);
+	return device_read(m->dev, chosen, m->chosen, n * sizeof(*chosen), err);
 }

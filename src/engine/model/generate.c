@@ -22,24 +22,30 @@ struct generator {
 	void *memory;
 	int sequences;
 	int64_t max_tokens, ids, *length; /* of each sequence */
-	float *logits;                    /* host, of each sequence */
+	struct sampling sampling;
+	uint64_t *seed;  /* of each sequence */
+	float *logits;   /* host, of each sequence; NULL: the device chooses */
+	void *work;      /* with these */
+	int32_t *chosen; /* of each sequence; else */
 	struct model_part *parts;
-	void *work;
+	double *uniform; /* of each part, and the id that is chosen by it */
+	int32_t *next;
 };
 
-/* The bytes that each sequence adds: keys and values of its tokens, and its logits, which a CPU has in the
- * same memory a second time, for the choice of a token. */
-static int64_t sequence_bytes(const struct generator *g, enum dtype type, bool cpu)
+/* The bytes that each sequence adds: keys and values of its tokens, and its logits, which a CPU may have in
+ * the same memory a second time. */
+static int64_t sequence_bytes(const struct generator *g, enum dtype type, bool twice)
 {
 	const struct model_config *c = &g->c;
 	int64_t row = 2 * (int64_t)c->kv_heads * c->head_dim * (int64_t)dtype_size(type);
 
-	return c->layers * row * g->max_tokens + (cpu ? 2 : 1) * c->vocab * (int64_t)sizeof(float);
+	return c->layers * row * g->max_tokens + (twice ? 2 : 1) * c->vocab * (int64_t)sizeof(float);
 }
 
 /* Called before anything is allocated: on a CPU, the system would end a process when more memory is written
  * than the machine has. */
-static int check_memory(const struct generator *g, enum dtype type, size_t scratch, struct error *err)
+static int check_memory(const struct generator *g, const struct generator_options *o, size_t scratch,
+                        struct error *err)
 {
 	int64_t bytes = (int64_t)(g->arena.used + scratch), each, memory, fit;
 	struct device_sizing sizing;
@@ -47,8 +53,8 @@ static int check_memory(const struct generator *g, enum dtype type, size_t scrat
 
 	device_get_sizing(g->dev, &sizing, &memory);
 	cpu = sizing.engine == DEVICE_ENGINE_CPU;
-	each = sequence_bytes(g, type, cpu);
-	if (cpu)
+	each = sequence_bytes(g, o->type, cpu && o->logits);
+	if (cpu && o->logits)
 		bytes += g->sequences * g->c.vocab * (int64_t)sizeof(float);
 	if (memory <= 0 || bytes <= memory)
 		return 0;
@@ -67,15 +73,24 @@ static int check_memory(const struct generator *g, enum dtype type, size_t scrat
 }
 
 /* On the host. */
-static int allocate(struct generator *g, struct error *err)
+static int allocate(struct generator *g, bool logits, struct error *err)
 {
 	size_t n = (size_t)g->sequences, vocab = (size_t)g->c.vocab;
 
 	g->length = calloc(n, sizeof(*g->length));
+	g->seed = calloc(n, sizeof(*g->seed));
 	g->parts = calloc(n, sizeof(*g->parts));
-	g->logits = calloc(n, vocab * sizeof(*g->logits));
-	g->work = malloc(sampling_work_bytes(g->c.vocab));
-	return g->length && g->parts && g->logits && g->work ? 0 : error_oom(err);
+	g->chosen = calloc(n, sizeof(*g->chosen));
+	g->uniform = calloc(n, sizeof(*g->uniform));
+	g->next = calloc(n, sizeof(*g->next));
+	if (logits) {
+		g->logits = calloc(n, vocab * sizeof(*g->logits));
+		g->work = malloc(vocab);
+	}
+	return g->length && g->seed && g->parts && g->chosen && g->uniform && g->next &&
+	               (!logits || (g->logits && g->work))
+	           ? 0
+	           : error_oom(err);
 }
 
 int generator_create(struct device *dev, const struct model_config *c,
@@ -95,6 +110,7 @@ int generator_create(struct device *dev, const struct model_config *c,
 	g->max_tokens = options->max_tokens ? options->max_tokens : c->max_positions;
 	g->ids = options->ids ? MIN(options->ids, c->vocab) : c->vocab;
 	g->sequences = o.cache_sequences = MAX(options->sequences, 1);
+	g->sampling = options->sampling;
 	o.max_tokens = MAX(MIN(PREFILL, g->max_tokens), g->sequences);
 	o.logits_bytes = device_logits_bytes();
 	o.max_sequence = o.cache_tokens = g->max_tokens;
@@ -105,7 +121,7 @@ int generator_create(struct device *dev, const struct model_config *c,
 		return error_oom(err);
 	model_shapes(g->whole.model, &shapes);
 	scratch = device_scratch_bytes(dev, &shapes);
-	if ((r = check_memory(g, o.type, scratch, err)) < 0 || (r = allocate(g, err)) < 0 ||
+	if ((r = check_memory(g, options, scratch, err)) < 0 || (r = allocate(g, options->logits, err)) < 0 ||
 	    (r = device_alloc(dev, g->arena.used, &g->memory, err)) < 0)
 		return r;
 	arena_bind(&g->arena, g->memory);
@@ -127,21 +143,50 @@ void generator_free(struct generator *g)
 	if (g->memory)
 		device_free(g->dev, g->memory);
 	free(g->length);
+	free(g->seed);
 	free(g->parts);
+	free(g->chosen);
+	free(g->uniform);
+	free(g->next);
 	free(g->logits);
 	free(g->work);
 	free(g);
 }
 
-void generator_reset(struct generator *g, int sequence)
+void generator_reset(struct generator *g, int sequence, uint64_t seed)
 {
 	model_decode_reset(g->whole.model, sequence);
 	g->length[sequence] = 0;
+	g->seed[sequence] = seed;
 }
 
 static float *logits_of(const struct generator *g, int sequence)
 {
-	return g->logits + (size_t)sequence * (size_t)g->c.vocab;
+	return g->logits ? g->logits + (size_t)sequence * (size_t)g->c.vocab : NULL;
+}
+
+/* The next token of a sequence. */
+static struct model_part last_part(const struct generator *g, int sequence, int n)
+{
+	return (struct model_part){sequence, n, logits_of(g, sequence), !g->logits};
+}
+
+/* What follows the parts of the last pass, whose sequences are as long as they are now. */
+static int choose(struct generator *g, int count, struct error *err)
+{
+	int r;
+
+	if (g->logits)
+		return 0;
+	for (int i = 0; i < count; i++) {
+		int sequence = g->parts[i].sequence;
+
+		g->uniform[i] = sampling_uniform(g->seed[sequence], (uint64_t)g->length[sequence]);
+	}
+	r = model_decode_choose(g->whole.model, &g->sampling, g->ids, count, false, g->uniform, g->next, err);
+	for (int i = 0; i < count && r == 0; i++)
+		g->chosen[g->parts[i].sequence] = g->next[i];
+	return r;
 }
 
 static int check_room(const struct generator *g, int sequence, int64_t n, struct error *err)
@@ -159,14 +204,16 @@ int generator_feed(struct generator *g, int sequence, const int32_t *ids, int64_
 	int r = check_room(g, sequence, n, err);
 
 	for (int64_t first = 0; first < n && r == 0; first += PREFILL) {
-		struct model_part part = {sequence, (int)MIN(n - first, PREFILL), NULL};
+		int count = (int)MIN(n - first, PREFILL);
 
-		part.logits = first + part.n == n ? logits_of(g, sequence) : NULL;
-		r = model_decode(g->whole.model, &part, 1, ids + first, err);
+		g->parts[0] = first + count == n ? last_part(g, sequence, count)
+		                                 : (struct model_part){.sequence = sequence, .n = count};
+		r = model_decode(g->whole.model, g->parts, 1, ids + first, err);
 	}
-	if (r == 0)
-		g->length[sequence] += n;
-	return r;
+	if (r < 0)
+		return r;
+	g->length[sequence] += n;
+	return n > 0 ? choose(g, 1, err) : 0;
 }
 
 int generator_step(struct generator *g, const int *sequences, const int32_t *ids, int count,
@@ -175,14 +222,16 @@ int generator_step(struct generator *g, const int *sequences, const int32_t *ids
 	int r = 0;
 
 	for (int i = 0; i < count && r == 0; i++) {
-		g->parts[i] = (struct model_part){sequences[i], 1, logits_of(g, sequences[i])};
+		g->parts[i] = last_part(g, sequences[i], 1);
 		r = check_room(g, sequences[i], 1, err);
 	}
 	if (r == 0 && count > 0)
 		r = model_decode(g->whole.model, g->parts, count, ids, err);
-	for (int i = 0; i < count && r == 0; i++)
+	if (r < 0 || count == 0)
+		return r;
+	for (int i = 0; i < count; i++)
 		g->length[sequences[i]]++;
-	return r;
+	return choose(g, count, err);
 }
 
 const float *generator_logits(const struct generator *g, int sequence)
@@ -195,7 +244,11 @@ void generator_penalize(struct generator *g, int sequence, const int32_t *ids, s
 	sampling_penalize(logits_of(g, sequence), g->ids, ids, n, penalty, g->work);
 }
 
-int32_t generator_choose(struct generator *g, int sequence, const struct sampling *s)
+int32_t generator_choose(struct generator *g, int sequence)
 {
-	return sampling_choose(s, logits_of(g, sequence), g->ids, g->length[sequence], g->work);
+	struct sampling s = g->sampling;
+
+	s.seed = g->seed[sequence];
+	return g->logits ? sampling_choose(&s, logits_of(g, sequence), g->ids, g->length[sequence])
+	                 : g->chosen[sequence];
 }

@@ -176,9 +176,12 @@ struct model {
 
 	/* Generation: per layer and sequence [cache_tokens, 2·kv], k then v. */
 	char **cache;
-	int64_t *past; /* tokens of each sequence */
-	bool by_rows;  /* each of the rows in work is a token of another sequence */
-	float *decode_logits;
+	int64_t *past;                       /* tokens of each sequence */
+	bool by_rows;                        /* each of the rows in work is a token of another sequence */
+	int32_t *sequences, *host_sequences; /* of the tokens in work */
+	float *decode_logits;                /* [sequences, vocab] */
+	int32_t *chosen;                     /* [sequences], by these numbers */
+	double *uniform;
 };
 
 /* Numbers of a layer in host_starts. */

@@ -70,13 +70,14 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->host_starts = calloc((size_t)c->layers * model_starts(m), sizeof(*m->host_starts));
 	m->past = calloc((size_t)m->o.cache_sequences, sizeof(*m->past));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
+	m->host_sequences = calloc(tokens + 1, sizeof(int32_t));
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
 	m->host_targets = calloc(tokens + 1, sizeof(int32_t));
 	m->host_losses = calloc(rows, sizeof(float));
 	m->token_losses = calloc(options->weighed ? 2 * tokens + 1 : 1, sizeof(float));
 	if (!m->unit || !m->layer || !m->cache || !m->host_starts || !m->past || !m->host_positions ||
-	    !m->host_rows || (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) || !m->host_targets ||
-	    !m->host_losses || !m->token_losses)
+	    !m->host_sequences || !m->host_rows || (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) ||
+	    !m->host_targets || !m->host_losses || !m->token_losses)
 		return error_oom(err);
 	*out = steal_pointer(m);
 	return 0;
@@ -94,6 +95,7 @@ void model_free(struct model *m)
 	free(m->past);
 	free(m->host_starts);
 	free(m->host_positions);
+	free(m->host_sequences);
 	free(m->host_rows);
 	free(m->host_targets);
 	free(m->host_losses);
@@ -259,6 +261,17 @@ static void take_adapters(struct model *m, struct arena *a)
 	}
 }
 
+/* By which the next tokens of the cache's sequences are chosen. */
+static void take_choices(struct model *m, struct arena *a)
+{
+	size_t n = (size_t)m->o.cache_sequences;
+
+	m->sequences = arena_take(a, BUFFER_INPUT, (size_t)m->o.max_tokens * 4, "sequences");
+	m->decode_logits = arena_take(a, BUFFER_LOGITS, n * (size_t)m->c.vocab * 4, "next logits");
+	m->chosen = arena_take(a, BUFFER_LOGITS, n * 4, "next ids");
+	m->uniform = arena_take(a, BUFFER_LOGITS, n * sizeof(double), "random numbers");
+}
+
 void model_place_buffers(struct model *m, struct arena *a)
 {
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size, hidden = (size_t)m->c.hidden;
@@ -314,8 +327,7 @@ void model_place_buffers(struct model *m, struct arena *a)
 		                             (size_t)m->kv * m->size,
 		                         "layer %d kv cache", l);
 	if (m->o.cache_tokens)
-		m->decode_logits = arena_take(
-		    a, BUFFER_LOGITS, (size_t)m->o.cache_sequences * (size_t)m->c.vocab * 4, "next logits");
+		take_choices(m, a);
 	/* These in one piece, and last, for model_reuse. */
 	take_activations(m, a);
 	m->logits =
@@ -353,6 +365,7 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	*s = (struct device_shapes){.tokens = m->o.max_tokens,
 	                            .max_sequence = m->o.max_sequence,
 	                            .cache_tokens = m->o.cache_tokens,
+	                            .cache_rows = m->o.cache_tokens ? m->o.cache_sequences : 0,
 	                            .hidden = m->c.hidden,
 	                            .intermediate = m->c.intermediate,
 	                            .experts = m->c.experts,

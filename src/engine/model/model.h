@@ -16,6 +16,7 @@
 #include "engine/memory/arena.h"
 #include "engine/model/layout.h"
 #include "engine/model/model_config.h"
+#include "engine/model/sampling.h"
 
 struct model;
 
@@ -176,6 +177,7 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 struct model_part {
 	int sequence, n;
 	float *logits; /* host fp32 [vocab]: takes those after the last token; NULL: they are not wanted */
+	bool chosen;   /* an id will be chosen by them: model_decode_choose */
 };
 /* Generation: appends tokens to one sequence or to several, each of which is there once: ids has those of the
  * first part, then those of the second, and so on. -E2BIG: more than max_tokens at once, or more than
@@ -183,6 +185,11 @@ struct model_part {
  * bit where device_gemm.by_rows says so. */
 int model_decode(struct model *m, const struct model_part *parts, int count, const int32_t *ids,
                  struct error *err);
+/* Chooses ids, from those below `ids`, by the logits of the last model_decode, whose parts said so: the
+ * first `rows` parts' each, or as many by the logits of the first part. uniform (host, [rows]):
+ * sampling_uniform. */
+int model_decode_choose(struct model *m, const struct sampling *s, int64_t ids, int rows, bool of_first,
+                        const double *uniform, int32_t *chosen, struct error *err);
 void model_decode_reset(struct model *m, int sequence);
 /* `to` becomes a sequence of the same tokens as `from`. */
 void model_decode_copy(struct model *m, int from, int to);

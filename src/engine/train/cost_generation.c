@@ -6,9 +6,13 @@
 #include "base/cleanup.h"
 #include "engine/train/cost_parts.h"
 
-/* Of a host of GPUs, which has not been measured: its cores, and the time of one for an id, of which it reads
- * the logit and takes the exponential twice. */
-#define HOST_CORES 16
+/* Of a block, beside its products: norms, rotation, what the cache gets, attention, the activation,
+ * additions. They take no longer than it takes to start them. */
+#define SMALL_OPERATIONS 8
+
+/* The choice of an id reads its row of logits three times; a core takes so long for each of them, with two
+ * exponentials. */
+#define ID_READS   3
 #define ID_SECONDS 5e-9
 
 /* Each of so many sequences gets a token, behind `past` others. */
@@ -36,10 +40,10 @@ static double token_seconds(const struct model_config *c, const struct train_opt
 		                     s, false);
 	}
 	seconds += c->layers * (cost_stream(h, o->precision, RATE_COPY, sequences * past * 2 * kv * s) +
-	                        sequences * h->start);
+	                        SMALL_OPERATIONS * h->start);
 	if (h->sizing.engine != DEVICE_ENGINE_CPU)
 		return seconds +
-		       sequences * vocab * (sizeof(float) / COST_HOST_LINK + ID_SECONDS / HOST_CORES);
+		       cost_stream(h, o->precision, RATE_COPY, ID_READS * sequences * vocab * sizeof(float));
 	return seconds + sequences * vocab * ID_SECONDS / MAX(h->sizing.threads, 1);
 }
 

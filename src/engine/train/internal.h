@@ -79,6 +79,8 @@ struct trainer {
 		double *rewards;          /* and then the advantages */
 		struct model_part *parts; /* of a pass, and their tokens */
 		int32_t *next;
+		double *uniform; /* random numbers of those that follow, and these */
+		int32_t *chosen;
 		struct policy_totals all;
 		double sums[POLICY_SUMS];
 		double seconds[2]; /* for completions and rewards */

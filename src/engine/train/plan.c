@@ -5,19 +5,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "engine/model/sampling.h"
-
-static void place_sequences(struct plan *p)
-{
-	size_t n = (size_t)p->sequences;
-
-	p->logits = arena_take(&p->host, BUFFER_LOGITS, n * (size_t)p->vocab * sizeof(*p->logits),
-	                       "logits of sequences");
-	if (p->sorts)
-		p->sampling = arena_take(&p->host, BUFFER_LOGITS, n * sampling_work_bytes(p->vocab),
-		                         "candidates of sequences");
-}
-
 /* The shard's buffers follow the model's, some of whose memory they use again. */
 static void place_all(struct plan *p)
 {
@@ -32,8 +19,6 @@ static void place_all(struct plan *p)
 		                  p->sequences ? "reference's unit" : "teacher's unit");
 	if (p->reward_model.model)
 		whole_model_place(&p->reward_model, &p->arena, "reward model's unit");
-	if (p->sequences)
-		place_sequences(p);
 	for (int u = 0; u < p->layout->units; u++)
 		model_set_unit(p->model, u, p->shard->unit[u].weights, p->shard->unit[u].gradients);
 	for (int i = 0; i < 2; i++)
@@ -126,17 +111,12 @@ static struct model_config config_of(const struct model_config *c, const struct 
 	return out;
 }
 
-static void plan_sequences(struct plan *p, const struct model_config *c, const struct train_options *options,
-                           int64_t max_row, struct model_options *o)
+static void plan_sequences(struct plan *p, const struct train_options *options, int64_t max_row,
+                           struct model_options *o)
 {
-	const struct policy_options *policy = &options->policy;
-
-	if (!policy->generations)
+	if (!options->policy.generations)
 		return;
 	p->sequences = train_sequences(options);
-	p->vocab = c->vocab;
-	p->sorts = !sampling_takes_all(&(struct sampling){
-	    .temperature = 1, .top_k = policy->top_k, .top_p = policy->top_p, .min_p = policy->min_p});
 	p->more_sums = POLICY_SUMS + PLAN_TOTALS;
 	o->weighed = true;
 	o->cache_sequences = p->sequences;
@@ -196,7 +176,7 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 		return error_oom(err);
 	if (options->preference.kind != PREFERENCE_NONE)
 		p->more_sums = PREFERENCE_SUMS + PLAN_KL;
-	plan_sequences(p, c, options, max_row, &o);
+	plan_sequences(p, options, max_row, &o);
 	if (options->router_loss > 0 && !c->experts)
 		return error_set(err, -EINVAL, "train.router_loss: the model has no experts; leave it out");
 	if (o.max_tokens > INT32_MAX / 2 / MAX(c->chosen_experts, 1))

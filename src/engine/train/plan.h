@@ -23,20 +23,14 @@ struct plan {
 	struct whole_model frozen;
 	struct whole_model reward_model; /* of a policy, which gives rewards; zeros: none */
 	struct arena arena;
-	struct arena host; /* of the host's memory, with offload or completions */
+	struct arena host; /* of the host's memory, with offload */
 	int sequences;     /* of a policy: completions that are generated at once; else 0 */
-	int64_t vocab;
-	bool sorts; /* its choice is not among all ids */
 	/* On the device, [PLAN_SUM_RANKS + world_size]; of a preference task PREFERENCE_SUMS more, and
 	 * PLAN_KL for a sum within a micro-step; of a policy POLICY_SUMS, and PLAN_TOTALS for sums before the
 	 * first one. Behind them, in the place of one more, is clip. */
 	double *sums;
 	int more_sums; /* how many are behind those of the ranks */
 	float *clip;   /* on the device: scale, norm */
-	/* Of a policy, in the host's memory: [sequences, vocab], and what sampling needs for each; NULL:
-	 * nothing. */
-	float *logits;
-	char *sampling;
 	/* Where both are of the steps of even and of odd numbers, of which one is read while the next is in
 	 * work; plan_choose_sums. */
 	double *sums_of[2];

@@ -77,37 +77,6 @@ struct wave {
 	int places; /* of as many as all ranks may have */
 };
 
-static float *logits_of(const struct trainer *t, int sequence)
-{
-	return t->plan->logits + (size_t)sequence * (size_t)t->c.vocab;
-}
-
-/* A prompt goes through the model for the first of its completions in the wave; the others get copies. */
-static int begin_wave(struct trainer *t, const struct wave *w, struct error *err)
-{
-	struct policy_work *p = &t->policy;
-	int from = 0, r;
-
-	for (int i = 0; i < w->places; i++) {
-		const struct rollout *one = &p->rollouts[w->first + i];
-
-		if (i > 0 && (w->first + i) % t->o.policy.generations) {
-			if (i >= w->count)
-				continue;
-			model_decode_copy(t->plan->model, from, i);
-			memcpy(logits_of(t, i), logits_of(t, from), (size_t)t->c.vocab * sizeof(float));
-			continue;
-		}
-		from = i;
-		if (i < w->count)
-			model_decode_reset(t->plan->model, i);
-		p->parts[0] = (struct model_part){i, (int)one->prompt, logits_of(t, i)};
-		if ((r = pass(t, i < w->count, one->ids, err)) < 0)
-			return r;
-	}
-	return 0;
-}
-
 static bool is_stop(const struct policy_options *o, int32_t id)
 {
 	for (int64_t i = 0; i < o->stop_count; i++)
@@ -122,23 +91,72 @@ static bool has_ended(const struct trainer *t, const struct rollout *one)
 	       one->prompt + one->length >= t->max_row;
 }
 
-/* Adds a token to a completion, chosen by its sequence's logits. */
-static void choose(struct trainer *t, const struct wave *w, int sequence)
+/* The random number by which a sequence's next token is chosen. */
+static double uniform_of(const struct trainer *t, const struct wave *w, int sequence)
+{
+	int64_t index = w->first + sequence;
+	const struct rollout *one = &t->policy.rollouts[index];
+	const int64_t key[] = {t->policy.number, one->row, index % t->o.policy.generations};
+
+	return sampling_uniform(hash_bytes(key, sizeof(key), t->o.seed),
+	                        (uint64_t)(one->prompt + one->length));
+}
+
+/* Adds a token to each of `count` completions, whose sequences are those of the first parts: chosen by the
+ * logits of these, or of the first of them alone. */
+static int choose(struct trainer *t, const struct wave *w, int count, bool of_first, struct error *err)
 {
 	const struct policy_options *o = &t->o.policy;
-	int64_t index = w->first + sequence;
-	struct rollout *one = &t->policy.rollouts[index];
-	const int64_t key[] = {t->policy.number, one->row, index % o->generations};
+	struct policy_work *p = &t->policy;
 	/* The model has divided by the temperature. */
-	struct sampling s = {1, o->top_k, o->top_p, o->min_p, hash_bytes(key, sizeof(key), t->o.seed)};
-	int64_t ids = o->ids > 0 ? MIN(o->ids, t->c.vocab) : t->c.vocab, at = one->prompt + one->length;
-	char *work =
-	    t->plan->sampling ? t->plan->sampling + (size_t)sequence * sampling_work_bytes(t->c.vocab) : NULL;
-	int32_t id = sampling_choose(&s, logits_of(t, sequence), ids, at, work);
+	struct sampling s = {.temperature = 1, .top_k = o->top_k, .top_p = o->top_p, .min_p = o->min_p};
+	int64_t ids = o->ids > 0 ? MIN(o->ids, t->c.vocab) : t->c.vocab;
+	int r;
 
-	t->policy.ids[index * t->max_row + at] = id;
-	one->length++;
-	one->finished = is_stop(o, id);
+	for (int i = 0; i < count; i++)
+		p->uniform[i] = uniform_of(t, w, p->parts[i].sequence);
+	r = model_decode_choose(t->plan->model, &s, ids, count, of_first, p->uniform, p->chosen, err);
+	for (int i = 0; i < count && r == 0; i++) {
+		int64_t index = w->first + p->parts[i].sequence;
+		struct rollout *one = &p->rollouts[index];
+
+		p->ids[index * t->max_row + one->prompt + one->length++] = p->chosen[i];
+		one->finished = is_stop(o, p->chosen[i]);
+	}
+	return r;
+}
+
+/* A prompt goes through the model for the first of its completions in the wave, which is sequence `from`; the
+ * others get copies. Each gets its first token. */
+static int begin_prompt(struct trainer *t, const struct wave *w, int from, int end, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	const struct rollout *one = &p->rollouts[w->first + from];
+	int count = MAX(MIN(end, w->count) - from, 0), r;
+
+	if (count > 0)
+		model_decode_reset(t->plan->model, from);
+	p->parts[0] = (struct model_part){.sequence = from, .n = (int)one->prompt, .chosen = true};
+	if ((r = pass(t, count > 0, one->ids, err)) < 0 || count == 0)
+		return r;
+	for (int i = 0; i < count; i++) {
+		p->parts[i].sequence = from + i;
+		if (i > 0)
+			model_decode_copy(t->plan->model, from, from + i);
+	}
+	return choose(t, w, count, true, err);
+}
+
+static int begin_wave(struct trainer *t, const struct wave *w, struct error *err)
+{
+	int64_t generations = t->o.policy.generations;
+	int r = 0;
+
+	for (int from = 0, end; from < w->places && r == 0; from = end) {
+		end = (int)MIN(from + generations - (w->first + from) % generations, w->places);
+		r = begin_prompt(t, w, from, end, err);
+	}
+	return r;
 }
 
 static int run_wave(struct trainer *t, const struct wave *w, struct error *err)
@@ -150,21 +168,19 @@ static int run_wave(struct trainer *t, const struct wave *w, struct error *err)
 		int live = 0;
 		bool any;
 
-#pragma omp parallel for schedule(dynamic)
-		for (int i = 0; i < w->count; i++)
-			if (!has_ended(t, &p->rollouts[w->first + i]))
-				choose(t, w, i);
 		for (int i = 0; i < w->count; i++) {
 			const struct rollout *one = &p->rollouts[w->first + i];
 
 			if (has_ended(t, one))
 				continue;
-			p->parts[live] = (struct model_part){i, 1, logits_of(t, i)};
+			p->parts[live] = (struct model_part){.sequence = i, .n = 1, .chosen = true};
 			p->next[live++] = one->ids[one->prompt + one->length - 1];
 		}
 		if ((r = any_goes_on(t, live, &any, err)) < 0 || !any)
 			return r;
 		r = pass(t, live, p->next, err);
+		if (r == 0 && live > 0)
+			r = choose(t, w, live, false, err);
 	}
 	return r;
 }
@@ -232,8 +248,10 @@ int rollouts_allocate(struct trainer *t, struct error *err)
 	p->rewards = calloc(2 * n, sizeof(*p->rewards));
 	p->parts = calloc(n, sizeof(*p->parts));
 	p->next = calloc(n, sizeof(*p->next));
+	p->uniform = calloc(n, sizeof(*p->uniform));
+	p->chosen = calloc(n, sizeof(*p->chosen));
 	return p->rollouts && p->ids && p->then && p->reference && p->now && p->losses && p->rewards &&
-	               p->parts && p->next
+	               p->parts && p->next && p->uniform && p->chosen
 	           ? 0
 	           : error_oom(err);
 }
@@ -251,4 +269,6 @@ void rollouts_free(struct trainer *t)
 	free(p->rewards);
 	free(p->parts);
 	free(p->next);
+	free(p->uniform);
+	free(p->chosen);
 }

@@ -45,6 +45,8 @@
 	   const void *d_o, const void *o, const float *lse, const void *q, const void *k, const void *v))   \
 	X(attention_cached, (struct device * dev, const struct device_attention *a, int64_t past, void *o,   \
 	                     const void *q, const void *k_cache, const void *v_cache))                       \
+	X(attention_rows, (struct device * dev, const struct device_attention *a,                            \
+	                   const struct device_cache *c, void *o, const void *q, const void *cache))         \
 	X(swiglu_forward,                                                                                    \
 	  (struct device * dev, void *y, const void *gate_up, int64_t tokens, int cols, enum dtype type))    \
 	X(swiglu_backward, (struct device * dev, void *d_gate_up, void *y, const void *d_y,                  \

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/device/choice.h"
 #include "engine/device/cpu/kernels.h"
 #include "engine/device/cpu/moments.h"
 #include "engine/device/qk_norm.h"
@@ -140,6 +141,34 @@ void device_attention_cached(struct device *dev, const struct device_attention *
                              const void *q, const void *k_cache, const void *v_cache)
 {
 	dev->kernels->attention_cached(dev, a, past, o, q, k_cache, v_cache);
+}
+
+void device_attention_rows(struct device *dev, const struct device_attention *a, const struct device_cache *c,
+                           void *o, const void *q, const void *cache)
+{
+	dev->kernels->attention_rows(dev, a, c, o, q, cache);
+}
+
+void device_cache_append(struct device *dev, const struct device_cache *c, void *cache, const void *k,
+                         const void *v, int64_t width, int64_t ld, enum dtype type)
+{
+	size_t size = dtype_size(type), bytes = (size_t)width * size;
+
+	for (int64_t r = 0; r < c->rows; r++) {
+		char *to =
+		    (char *)cache + (size_t)(c->sequences[r] * c->tokens + c->positions[r]) * 2 * bytes;
+
+		memcpy(to, (const char *)k + (size_t)(r * ld) * size, bytes);
+		memcpy(to + bytes, (const char *)v + (size_t)(r * ld) * size, bytes);
+	}
+}
+
+void device_choose(struct device *dev, const struct device_choice *d, int32_t *id, const float *logits,
+                   int64_t rows, const double *uniform)
+{
+#pragma omp parallel for schedule(dynamic, 1) num_threads(dev->threads)
+	for (int64_t r = 0; r < rows; r++)
+		id[r] = choice_draw(d, logits + r * d->ld, uniform[r]);
 }
 
 void device_swiglu_forward(struct device *dev, void *y, const void *gate_up, int64_t tokens, int cols,

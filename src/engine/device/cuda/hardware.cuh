@@ -114,6 +114,12 @@ __device__ __forceinline__ void max_into(float *to, float x)
 	atomicMax((unsigned int *)to, __float_as_uint(x));
 }
 
+/* *to += x in shared memory, by any number of threads. */
+__device__ __forceinline__ void add_shared(uint32_t *to, uint32_t x)
+{
+	atomicAdd(to, x);
+}
+
 template <typename V> __device__ __forceinline__ V shuffle_xor(V x, int mask)
 {
 	return __shfl_xor_sync(0xffffffffu, x, mask);

@@ -23,3 +23,13 @@ static inline size_t attention_scratch(int64_t tokens, int heads)
 {
 	return (size_t)tokens * (size_t)heads * sizeof(float);
 }
+
+/* Attention to a cache divides the keys of a token into stretches of at least so many, at most so many. */
+#define CACHED_CHUNK  256
+#define CACHED_SPLITS 64
+
+/* Each stretch has a sum of values, one of weights, and a maximum. */
+static inline size_t attention_cached_scratch(int64_t queries, int heads, int head_dim, int64_t stretches)
+{
+	return (size_t)queries * (size_t)heads * (size_t)stretches * (size_t)(head_dim + 2) * sizeof(float);
+}

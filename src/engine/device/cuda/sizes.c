@@ -27,6 +27,7 @@ size_t cuda_scratch_bytes(const struct device_shapes *s)
 	size_t bias_parts = (size_t)s->tokens / 64 + 1; /* reduce.cu gives each part at least 64 rows */
 	size_t bias_row = (bias * sizeof(float) + 255) / 256 * 256;
 	size_t need = larger(WORKSPACE + bias_row, COLUMN_PARTS * norm * sizeof(float));
+	int64_t stretches = (s->cache_tokens + CACHED_CHUNK - 1) / CACHED_CHUNK;
 
 	if (bias_parts > COLUMN_PARTS)
 		bias_parts = COLUMN_PARTS;
@@ -34,6 +35,8 @@ size_t cuda_scratch_bytes(const struct device_shapes *s)
 	need = larger(need, (size_t)(s->quantized + 63) / 64 * sizeof(float));
 	need = larger(need,
 	              (2 * (size_t)s->tokens + 1) * sizeof(int32_t)); /* the order that embedding.cu sorts */
+	need = larger(need, attention_cached_scratch(s->cache_rows, s->heads, s->head_dim,
+	                                             stretches < CACHED_SPLITS ? stretches : CACHED_SPLITS));
 	return larger(need, attention_scratch(s->tokens, s->heads));
 }
 

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests what a model needs to go on with several sequences at once: their cache, attention to it, and the
+ * choice of the next ids, in the way of test_device.c. */
+#include "../engine/naive_choice.h"
+#include "test_device_each.h"
+
+/* ---- cache and attention ---- */
+
+enum { CACHED = 700, SEQUENCES = 5 };
+
+static const struct {
+	int heads, kv_heads, head_dim, window;
+	float cap;
+	int rows;
+	int32_t sequences[SEQUENCES], positions[SEQUENCES];
+} caches[] = {
+    {2, 1, 16, 0, 0, 4, {3, 0, 4, 1}, {0, 5, 255, 256}},
+    {4, 2, 64, 0, 0, 3, {1, 2, 0}, {CACHED - 1, 257, 511}},
+    {2, 2, 32, 40, 20, 5, {4, 3, 2, 1, 0}, {300, 39, 40, 41, 512}},
+    {1, 1, 128, 0, 0, 1, {2}, {63}},
+};
+
+/* Those of one token after the other. */
+static void attend_apart(struct device_attention a, const struct device_cache *c, size_t at, char *o,
+                         const char *q, const char *cache, const int32_t *sequences, const int32_t *positions)
+{
+	size_t size = dtype_size(type), row = 2 * (size_t)a.kv_heads * (size_t)a.head_dim * size;
+
+	a.tokens = 1;
+	a.ld_k = a.ld_v = 2 * (int64_t)a.kv_heads * a.head_dim;
+	for (int64_t r = 0; r < c->rows; r++) {
+		const char *k = cache + (size_t)(sequences[r] * c->tokens) * row;
+
+		device_attention_cached(dev, &a, positions[r], o + (size_t)(r * a.ld_o) * size,
+		                        q + at + (size_t)(r * a.ld_q) * size, k, k + row / 2);
+	}
+}
+
+START_TEST(rows_attend_to_their_sequences)
+{
+	int heads = caches[_i].heads, kv = caches[_i].kv_heads, hd = caches[_i].head_dim;
+	int64_t q_cols = heads * hd, width = kv * hd, ld = q_cols + 2 * width + 8, rows = caches[_i].rows;
+	int64_t n = SEQUENCES * CACHED * 2 * width;
+
+	FOR_ALL
+	{
+		size_t size = dtype_size(type), bytes = (size_t)n * size;
+		double *values = test_values(n, 1), *in = test_values(rows * ld, 2);
+		double *zeros = calloc((size_t)(rows * (q_cols + 8)), sizeof(*zeros));
+		char *cache = test_buffer(dev, values, n, type), *qkv = test_buffer(dev, in, rows * ld, type);
+		char *o = test_buffer(dev, zeros, rows * (q_cols + 8), type);
+		char *apart = test_buffer(dev, zeros, rows * (q_cols + 8), type);
+		char *want = malloc(bytes), *got = malloc(bytes), *new = malloc((size_t)(rows * ld) * size);
+		int32_t *sequences = test_put(dev, caches[_i].sequences, (size_t)rows * sizeof(*sequences));
+		int32_t *positions = test_put(dev, caches[_i].positions, (size_t)rows * sizeof(*positions));
+		struct device_attention a = {.heads = heads,
+		                             .kv_heads = kv,
+		                             .head_dim = hd,
+		                             .scale = 0.2f,
+		                             .window = caches[_i].window,
+		                             .cap = caches[_i].cap,
+		                             .ld_q = ld,
+		                             .ld_o = q_cols + 8,
+		                             .type = type};
+		struct device_cache c = {rows, CACHED, 0, sequences, positions};
+
+		for (int r = 0; r < rows; r++)
+			c.longest = MAX(c.longest, caches[_i].positions[r]);
+		/* Each row is in its place, and all else as it was. */
+		test_fetch(dev, want, cache, bytes);
+		test_fetch(dev, new, qkv, (size_t)(rows * ld) * size);
+		for (int64_t r = 0; r < rows; r++)
+			memcpy(want + (size_t)((caches[_i].sequences[r] * CACHED + caches[_i].positions[r]) *
+			                       2 * width) *
+			                  size,
+			       new + (size_t)(r * ld + q_cols) * size, (size_t)(2 * width) * size);
+		device_cache_append(dev, &c, cache, qkv + (size_t)q_cols * size,
+		                    qkv + (size_t)(q_cols + width) * size, width, ld, type);
+		test_fetch(dev, got, cache, bytes);
+		ck_assert(!memcmp(want, got, bytes));
+		/* Attention alone is tested by test_device_attention.c. */
+		device_attention_rows(dev, &a, &c, o, qkv, cache);
+		attend_apart(a, &c, 0, apart, qkv, cache, caches[_i].sequences, caches[_i].positions);
+		test_fetch(dev, got, o, (size_t)(rows * a.ld_o) * size);
+		test_fetch(dev, want, apart, (size_t)(rows * a.ld_o) * size);
+		ck_assert(!memcmp(want, got, (size_t)(rows * a.ld_o) * size));
+		test_guard(dev, "cache", cache, bytes);
+		test_guard(dev, "o", o, (size_t)(rows * a.ld_o) * size);
+		device_free(dev, cache);
+		device_free(dev, qkv);
+		device_free(dev, o);
+		device_free(dev, apart);
+		device_free(dev, sequences);
+		device_free(dev, positions);
+		free(values);
+		free(in);
+		free(zeros);
+		free(want);
+		free(got);
+		free(new);
+	}
+}
+END_TEST
+
+/* ---- choice ---- */
+
+static const struct device_choice choices[] = {
+    {.vocab = 17, .ids = 17, .ld = 17, .inverse = 1, .top_p = 1},
+    {.vocab = 17, .ids = 12, .ld = 17, .inverse = 2, .top_p = 1},
+    {.vocab = 1, .ids = 1, .ld = 1, .inverse = 1, .top_p = 0.5},
+    {.vocab = 40003, .ids = 40000, .ld = 40003, .inverse = 1, .top_p = 1, .cap = 5},
+    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 0.7f, .top_k = 40, .top_p = 1},
+    {.vocab = 3001, .ids = 3000, .ld = 3001, .inverse = 1, .top_k = 1, .top_p = 0.5},
+    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 1, .top_p = 0.9},
+    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 1.3f, .top_p = 0.999, .cap = 8},
+    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 1, .top_p = 1, .min_p = 0.02f},
+    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 1, .top_k = 500, .top_p = 0.8, .min_p = 0.01f},
+    {.vocab = 3001, .ids = 3001, .ld = 0, .inverse = 1, .top_k = 2, .top_p = 1},
+    {.vocab = 20000, .ids = 20000, .ld = 20000, .inverse = 1, .top_k = 5000, .top_p = 0.95},
+};
+
+/* The first of the threads' and types' combinations of a number of threads: logits are in fp32. */
+#define FOR_THREADS FOR_ALL if (type == DTYPE_F32)
+
+START_TEST(ids_have_their_probabilities)
+{
+	enum { ROWS = 12 };
+	const struct device_choice *d = &choices[_i];
+	int64_t n = d->ld ? ROWS * d->ld : d->vocab;
+	double uniform[ROWS] = {0, 0x1.fffffffffffffp-1, 0.5};
+	int close = 0;
+
+	for (int r = 3; r < ROWS; r++)
+		uniform[r] = (r - 2.7) / (ROWS - 3);
+	FOR_THREADS
+	{
+		double *values = test_values(n, 7);
+		float *logits = malloc((size_t)n * sizeof(*logits)), *on;
+		int32_t ids[ROWS], *chosen;
+		double *random = test_put(dev, uniform, sizeof(uniform));
+
+		/* Some tie: rounded to eighths. */
+		for (int64_t i = 0; i < n; i++)
+			logits[i] = (float)(i % 3 ? values[i] * 3 : nearbyint(values[i] * 24) / 8);
+		on = test_put(dev, logits, (size_t)n * sizeof(*logits));
+		memset(ids, -1, sizeof(ids));
+		chosen = test_put(dev, ids, sizeof(ids));
+		device_choose(dev, d, chosen, on, ROWS, random);
+		test_fetch(dev, ids, chosen, sizeof(ids));
+		for (int r = 0; r < ROWS; r++) {
+			double margin;
+			int32_t want = naive_choice(d, logits + r * d->ld, uniform[r], &margin);
+
+			/* In fp32, an exponential is off by some 1e-7 of it. */
+			close += margin < 1e-6;
+			if (margin >= 1e-6)
+				ck_assert_msg(ids[r] == want, "row %d: %d, not %d", r, ids[r], want);
+			ck_assert(ids[r] >= 0 && ids[r] < d->ids);
+		}
+		test_guard(dev, "ids", chosen, sizeof(ids));
+		device_free(dev, on);
+		device_free(dev, chosen);
+		device_free(dev, random);
+		free(values);
+		free(logits);
+	}
+	/* The first two random numbers are at an edge, and seldom another. */
+	ck_assert_int_le(close, 4 * (int)COUNT(test_threads));
+}
+END_TEST
+
+/* The first and the last id that can be chosen, and not one beside them. */
+START_TEST(edges_are_met)
+{
+	static const float logits[8] = {-INFINITY, 1, -INFINITY, 2, NAN, 1, -40, -INFINITY};
+	static const double uniform[4] = {0, 0x1.fffffffffffffp-1, 0.3, 0.6};
+	struct device_choice d = {.vocab = 8, .ids = 8, .inverse = 1, .top_p = 1};
+
+	FOR_THREADS
+	{
+		float *on = test_put(dev, logits, sizeof(logits));
+		double *random = test_put(dev, uniform, sizeof(uniform));
+		int32_t ids[4] = {-1, -1, -1, -1}, *chosen = test_put(dev, ids, sizeof(ids));
+
+		device_choose(dev, &d, chosen, on, 4, random);
+		test_fetch(dev, ids, chosen, sizeof(ids));
+		/* Shares of 0.212, 0.576 and 0.212; that of the seventh id is below 2^-53. */
+		ck_assert_int_eq(ids[0], 1);
+		ck_assert_int_eq(ids[1], 5);
+		ck_assert_int_eq(ids[2], 3);
+		ck_assert_int_eq(ids[3], 3);
+		device_free(dev, on);
+		device_free(dev, random);
+		device_free(dev, chosen);
+	}
+}
+END_TEST
+
+/* Numbers that are not finite: an id there is, the likeliest if there is one. */
+START_TEST(rows_without_probabilities)
+{
+	static const struct {
+		float logits[4];
+		int32_t id;
+	} rows[] = {{{-INFINITY, -INFINITY, -INFINITY, -INFINITY}, 0},
+	            {{0, INFINITY, 3, INFINITY}, 1},
+	            {{NAN, -1, NAN, -INFINITY}, 1},
+	            {{NAN, -INFINITY, NAN, 3e38f}, 3}};
+	static const struct device_choice kinds[] = {{.top_p = 1},
+	                                             {.top_k = 1, .top_p = 1},
+	                                             {.top_k = 3, .top_p = 1},
+	                                             {.top_p = 0.5},
+	                                             {.top_p = 1, .min_p = 1}};
+
+	FOR_THREADS for (size_t i = 0; i < COUNT(rows) * COUNT(kinds); i++)
+	{
+		struct device_choice d = kinds[i % COUNT(kinds)];
+		const float *logits = rows[i / COUNT(kinds)].logits;
+		double half = 0.5, *random = test_put(dev, &half, sizeof(half));
+		float *on = test_put(dev, logits, sizeof(rows[0].logits));
+		int32_t id = -1, *chosen = test_put(dev, &id, sizeof(id));
+
+		d.vocab = d.ids = d.ld = 4;
+		d.inverse = 1;
+		device_choose(dev, &d, chosen, on, 1, random);
+		test_fetch(dev, &id, chosen, sizeof(id));
+		ck_assert_msg(id == rows[i / COUNT(kinds)].id, "%zu: %d", i, id);
+		device_free(dev, on);
+		device_free(dev, random);
+		device_free(dev, chosen);
+	}
+}
+END_TEST
+
+TCase *test_device_generate(void)
+{
+	TCase *tc = tcase_create("generation");
+
+	tcase_set_timeout(tc, 300);
+	tcase_set_tags(tc, "small");
+	tcase_add_loop_test(tc, rows_attend_to_their_sequences, 0, COUNT(caches));
+	tcase_add_loop_test(tc, ids_have_their_probabilities, 0, COUNT(choices));
+	tcase_add_test(tc, edges_are_met);
+	tcase_add_test(tc, rows_without_probabilities);
+	return tc;
+}
