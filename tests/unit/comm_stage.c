@@ -295,6 +295,11 @@ void rank_collectives(struct stage *s, int rank)
 	struct error err = ERROR_INIT;
 
 	for (size_t i = 0; i < ARRAY_SIZE(counts); i++) {
+		/* The largest, which takes longer than all others, of few ranks alone: their pieces are
+		 * larger, too.
+		 */
+		if (i == ARRAY_SIZE(counts) - 1 && s->size > 3)
+			break;
 		check_all_reduce(comm, counts[i], DTYPE_F32, COMM_SUM);
 		check_all_reduce(comm, counts[i], DTYPE_F32, COMM_MAX);
 		check_all_reduce(comm, counts[i], DTYPE_BF16, COMM_SUM);

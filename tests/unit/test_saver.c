@@ -500,7 +500,7 @@ START_TEST(checkpoints_of_earlier_versions_are_read)
 	static const char *const prefixes[STATES] = {"", "m.", "v."};
 	_cleanup_free_ char *directory = unit_tmpdir(), *inner = str_path_join(directory, "dtrain");
 	struct tensor_source sources[STATES * PARAMETERS];
-	char names[STATES * PARAMETERS][80];
+	char names[STATES * PARAMETERS][128];
 	struct parameters all, back = {0};
 	struct weights_place place = {.access = access_to(&back), .node = "n1"};
 	struct error err = ERROR_INIT;
