@@ -2,14 +2,23 @@
 /* device_choose for a row of logits in the memory of the host. */
 #include "engine/device/choice.h"
 
+#include "base/cleanup.h"
+
+/* The lowest among equals; 0 where there are only NaNs. */
 static int64_t likeliest(const struct device_choice *d, const float *logits)
 {
-	int64_t best = 0;
+	float highest = -INFINITY;
+	int64_t best = -1;
 
-	for (int64_t i = 1; i < d->ids; i++)
-		if (logits[i] > logits[best] || (isnan(logits[best]) && !isnan(logits[i])))
+	for (int64_t i = 0; i < d->ids; i++) {
+		if (logits[i] > highest) {
+			highest = logits[i];
 			best = i;
-	return best;
+		}
+	}
+	for (int64_t i = 0; best < 0 && i < d->ids; i++)
+		best = isnan(logits[i]) ? best : i;
+	return MAX(best, 0);
 }
 
 /* The lowest key of the ids that have `want` of the weight together, or that are `want` of them, the

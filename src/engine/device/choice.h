@@ -48,7 +48,7 @@ CHOICE_INLINE uint64_t choice_weight(const struct device_choice *d, const struct
 {
 	float w = expf((choice_capped(d, x) - l->highest) * d->inverse);
 
-	return w >= d->min_p && w > 0 ? (uint64_t)(fminf(w, 1) * CHOICE_ONE) : 0;
+	return w >= d->min_p && w > 0 ? (uint64_t)((w < 1 ? w : 1) * CHOICE_ONE) : 0;
 }
 
 CHOICE_INLINE uint64_t choice_mass(const struct device_choice *d, const struct choice_limits *l, float x)
