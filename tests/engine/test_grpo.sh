@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Learning from rewards: completions are drawn from the model's probabilities, and steps are those of TRL's definitions with transformers' models, for every
 # loss; two ranks, however they share the model, have the completions and losses of one; a resumed run has the same bits; precisions, adapters and weights in
-# 4 bits; the reward rises; a reward program that fails ends the run with its reason.
+# 4 bits; the reward rises; a reward program that fails ends the run with its reason. LIKE="NAME…" compares these with transformers, and does nothing else.
 . "$(dirname "$0")/worker.sh"
 [ -x "${DTRAIN_TEST_PYTHON:-}" ] || { echo "no Python with transformers: set DTRAIN_TEST_PYTHON"; exit 77; }
 python() { OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$DTRAIN_TEST_PYTHON" -W ignore "$src/tests/engine/grpo.py" "$@"; }
@@ -20,9 +20,11 @@ policy() {
 	END
 }
 like() { # NAME MODEL GRPO TRAIN SETTINGS…: as with transformers
+	case " ${LIKE:-$1} " in *" $1 "*) ;; *) return ;; esac
 	policy "$1" "$2" "$3" "$4"
 	run "$1" || { cat "$tmp/$1.log"; fail "$1"; }
-	! grep warning "$tmp/$1.log" || fail "$1: a warning"
+	# A GPU says that heads of 16 are slow.
+	! grep warning "$tmp/$1.log" | grep -v 'tensor cores' || fail "$1: a warning"
 	python replay "$tmp" $rate "$1" "$2" "${@:5}" || fail "$1: not as transformers"
 }
 like dapo llama '' ''
@@ -32,6 +34,7 @@ like sequences llama '"iterations": 2, "epsilon": 0.001, "level": "sequence", "l
 like cispo gemma2 '"iterations": 2, "loss": "cispo", "epsilon_high": 1.02, "beta": 0.1, "temperature": 0.6' '"recompute": "full"' iterations=2 loss=cispo high=1.02 beta=0.1 temperature=0.6
 like scored llama '"reward_model": "reward-model", "scale": "none"' '' scores=1 scale=none
 like experts qwen3_moe '"top_k": 5, "generations": 8' '"micro_batch": 3, "accumulation": 8' top_k=5 generations=8
+[ -z "${LIKE:-}" ] || exit 0
 
 # One rank, and two that hold the model in any way: the same completions, the same losses.
 own() { # NAME TRAIN GROUPS: of the model llama, on five prompts, of which the last set has one: then one of two ranks has none
