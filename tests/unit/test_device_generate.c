@@ -6,18 +6,20 @@
 
 /* ---- cache and attention ---- */
 
-enum { CACHED = 700, SEQUENCES = 5 };
+enum { SEQUENCES = 5 };
 
 static const struct {
-	int heads, kv_heads, head_dim, window;
+	int tokens, heads, kv_heads, head_dim, window;
 	float cap;
 	int rows;
 	int32_t sequences[SEQUENCES], positions[SEQUENCES];
 } caches[] = {
-    {2, 1, 16, 0, 0, 4, {3, 0, 4, 1}, {0, 5, 255, 256}},
-    {4, 2, 64, 0, 0, 3, {1, 2, 0}, {CACHED - 1, 257, 511}},
-    {2, 2, 32, 40, 20, 5, {4, 3, 2, 1, 0}, {300, 39, 40, 41, 512}},
-    {1, 1, 128, 0, 0, 1, {2}, {63}},
+    {700, 2, 1, 16, 0, 0, 4, {3, 0, 4, 1}, {0, 5, 255, 256}},
+    {700, 4, 2, 64, 0, 0, 3, {1, 2, 0}, {699, 257, 511}},
+    {700, 2, 2, 32, 40, 20, 5, {4, 3, 2, 1, 0}, {300, 39, 40, 41, 512}},
+    {100, 1, 1, 128, 0, 0, 1, {2}, {63}},
+    /* So many keys that stretches of a GPU are longer. */
+    {17000, 1, 1, 16, 0, 0, 3, {1, 4, 0}, {16999, 300, 16500}},
 };
 
 /* Those of one token after the other. */
@@ -40,7 +42,7 @@ START_TEST(rows_attend_to_their_sequences)
 {
 	int heads = caches[_i].heads, kv = caches[_i].kv_heads, hd = caches[_i].head_dim;
 	int64_t q_cols = heads * hd, width = kv * hd, ld = q_cols + 2 * width + 8, rows = caches[_i].rows;
-	int64_t n = SEQUENCES * CACHED * 2 * width;
+	int64_t tokens = caches[_i].tokens, n = SEQUENCES * tokens * 2 * width;
 
 	FOR_ALL
 	{
@@ -62,7 +64,9 @@ START_TEST(rows_attend_to_their_sequences)
 		                             .ld_q = ld,
 		                             .ld_o = q_cols + 8,
 		                             .type = type};
-		struct device_cache c = {rows, CACHED, 0, sequences, positions};
+		struct device_cache c = {rows, tokens, 0, sequences, positions}, full = c;
+
+		int32_t last[SEQUENCES];
 
 		for (int r = 0; r < rows; r++)
 			c.longest = MAX(c.longest, caches[_i].positions[r]);
@@ -70,7 +74,7 @@ START_TEST(rows_attend_to_their_sequences)
 		test_fetch(dev, want, cache, bytes);
 		test_fetch(dev, new, qkv, (size_t)(rows * ld) * size);
 		for (int64_t r = 0; r < rows; r++)
-			memcpy(want + (size_t)((caches[_i].sequences[r] * CACHED + caches[_i].positions[r]) *
+			memcpy(want + (size_t)((caches[_i].sequences[r] * tokens + caches[_i].positions[r]) *
 			                       2 * width) *
 			                  size,
 			       new + (size_t)(r * ld + q_cols) * size, (size_t)(2 * width) * size);
@@ -78,7 +82,13 @@ START_TEST(rows_attend_to_their_sequences)
 		                    qkv + (size_t)(q_cols + width) * size, width, ld, type);
 		test_fetch(dev, got, cache, bytes);
 		ck_assert(!memcmp(want, got, bytes));
-		/* Attention alone is tested by test_device_attention.c. */
+		/* Attention alone is tested by test_device_attention.c. What longer sequences have left in
+		 * the scratch does not count. */
+		for (int r = 0; r < rows; r++)
+			last[r] = (int32_t)tokens - 1;
+		full.longest = tokens - 1;
+		full.positions = test_put(dev, last, (size_t)rows * sizeof(*last));
+		device_attention_rows(dev, &a, &full, o, qkv, cache);
 		device_attention_rows(dev, &a, &c, o, qkv, cache);
 		attend_apart(a, &c, 0, apart, qkv, cache, caches[_i].sequences, caches[_i].positions);
 		test_fetch(dev, got, o, (size_t)(rows * a.ld_o) * size);
@@ -90,6 +100,7 @@ START_TEST(rows_attend_to_their_sequences)
 		device_free(dev, qkv);
 		device_free(dev, o);
 		device_free(dev, apart);
+		device_free(dev, (void *)full.positions);
 		device_free(dev, sequences);
 		device_free(dev, positions);
 		free(values);
@@ -196,6 +207,29 @@ START_TEST(edges_are_met)
 }
 END_TEST
 
+/* There is one zero. */
+START_TEST(zeros_tie)
+{
+	static const float logits[3] = {0, -0.0f, 1};
+	struct device_choice d = {.vocab = 3, .ids = 3, .ld = 3, .inverse = 1, .top_k = 2, .top_p = 1};
+	double uniform = 0.3;
+
+	FOR_THREADS
+	{
+		float *on = test_put(dev, logits, sizeof(logits));
+		double *random = test_put(dev, &uniform, sizeof(uniform));
+		int32_t id = -1, *chosen = test_put(dev, &id, sizeof(id));
+
+		device_choose(dev, &d, chosen, on, 1, random);
+		test_fetch(dev, &id, chosen, sizeof(id));
+		ck_assert_int_eq(id, 1);
+		device_free(dev, on);
+		device_free(dev, random);
+		device_free(dev, chosen);
+	}
+}
+END_TEST
+
 /* Numbers that are not finite: an id there is, the likeliest if there is one. */
 START_TEST(rows_without_probabilities)
 {
@@ -241,6 +275,7 @@ TCase *test_device_generate(void)
 	tcase_add_loop_test(tc, rows_attend_to_their_sequences, 0, COUNT(caches));
 	tcase_add_loop_test(tc, ids_have_their_probabilities, 0, COUNT(choices));
 	tcase_add_test(tc, edges_are_met);
+	tcase_add_test(tc, zeros_tie);
 	tcase_add_test(tc, rows_without_probabilities);
 	return tc;
 }

@@ -78,7 +78,7 @@ CHOICE_INLINE uint64_t choice_share(const struct device_choice *d, uint64_t all)
 {
 	double share = ceil(d->top_p * (double)all);
 
-	return share < 1 ? 1 : share < (double)all ? (uint64_t)share : all;
+	return share < (double)all ? (uint64_t)share : all;
 }
 
 /* The id is the first with which the sum of weights is above this. all: > 0 */

@@ -25,6 +25,7 @@ struct best {
 	int64_t index;
 };
 
+/* A NaN is none. */
 static __device__ __forceinline__ best better(best a, best b)
 {
 	return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
@@ -37,8 +38,7 @@ static __device__ best likeliest(const float *x, int64_t ids)
 	best b = {-INFINITY, ids};
 
 	for (int64_t i = threadIdx.x; i < ids; i += THREADS)
-		if (x[i] == x[i])
-			b = better(b, best{x[i], i});
+		b = better(b, best{x[i], i});
 #pragma unroll
 	for (int mask = 16; mask; mask >>= 1)
 		b = better(b, best{shuffle_xor(b.value, mask), shuffle_xor(b.index, mask)});
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void add_to_bin(uint32_t (*limbs)[CHOICE_BINS]
 	}
 }
 
-/* As find_least of choice.c. */
+/* As find_least of choice.c. Once in a kernel. */
 template <bool BY_WEIGHT>
 static __device__ uint32_t find_least(const device_choice &d, const choice_limits &l, const float *x,
                                       uint64_t want)
@@ -100,8 +100,6 @@ static __device__ uint32_t find_least(const device_choice &d, const choice_limit
 		__syncthreads();
 		found |= (uint32_t)choice_bin(bins, &want) << shift;
 	}
-	/* The next call writes the same memory. */
-	__syncthreads();
 	return found;
 }
 
