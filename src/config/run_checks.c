@@ -403,9 +403,6 @@ static int check_grpo(const struct run_config *c, const char *where, struct erro
 	     "has no effect with task = \"grpo\": completions alone count; leave it out"},
 	    {c->data.mask_history, "data.mask_history",
 	     "has no effect with task = \"grpo\": completions alone count; leave it out"},
-	    {c->data.eval_fraction > 0, "data.eval_fraction",
-	     "the task grpo has no evaluation yet; leave it out: each step reports the mean reward of new "
-	     "completions"},
 	    {c->distillation.teacher, "distillation.teacher",
 	     "is for the tasks pretrain and sft; leave it out"},
 	    {c->train.neftune_alpha > 0, "train.neftune_alpha",

@@ -37,7 +37,7 @@ static double perplexity(const struct metrics_report *m, const struct metrics_ex
 /* As long as every name of ours, with its prefix. */
 #define NAME_MAX_LENGTH 64
 
-static void add_extra(json_t *line, const struct metrics_extra *extra, bool evaluated)
+static void add_extra(json_t *line, const struct metrics_extra *extra)
 {
 	for (int i = 0; i < extra->count; i++) {
 		char name[NAME_MAX_LENGTH];
@@ -45,7 +45,7 @@ static void add_extra(json_t *line, const struct metrics_extra *extra, bool eval
 		if (isfinite(extra->values[i].value))
 			json_object_set_new(line, extra->values[i].name, json_real(extra->values[i].value));
 		snprintf(name, sizeof(name), "eval_%s", extra->values[i].name);
-		if (evaluated && isfinite(extra->eval_values[i].value))
+		if (extra->eval_values && isfinite(extra->eval_values[i].value))
 			json_object_set_new(line, name, json_real(extra->eval_values[i].value));
 	}
 }
@@ -66,7 +66,7 @@ char *metrics_line(const struct metrics_report *report, const struct metrics_ext
 	m.eval_perplexity = round_to(perplexity(&m, extra), 1e6);
 	json = metrics_report_encode(&m);
 	if (json && extra)
-		add_extra(json, extra, !isnan(report->eval_loss));
+		add_extra(json, extra);
 	return json_to_string(json);
 }
 
@@ -191,7 +191,7 @@ static int write_extra(struct metrics *m, const struct metrics_report *report,
 		const struct preference_metric *v = i % 2 ? extra->eval_values : extra->values;
 		char name[NAME_MAX_LENGTH];
 
-		if ((i % 2 && isnan(report->eval_loss)) || !isfinite(v[i / 2].value))
+		if (!v || !isfinite(v[i / 2].value))
 			continue;
 		snprintf(name, sizeof(name), "%s/%s", i % 2 ? "eval" : "train", v[i / 2].name);
 		r = tfevents_scalar(m->events, report->time, report->step, name, v[i / 2].value, err);

@@ -14,8 +14,8 @@
 
 struct metrics;
 
-/* Measurements that only some tasks have, behind those of the report: "NAME", and "eval_NAME" where the
- * report has an evaluation. A value that is not a number is left out. */
+/* Measurements that only some tasks have, behind those of the report: "NAME", and "eval_NAME" of an
+ * evaluation; eval_values NULL: there was none. A value that is not a number is left out. */
 struct metrics_extra {
 	int count;
 	const struct preference_metric *values, *eval_values;

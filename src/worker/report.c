@@ -171,13 +171,28 @@ static void print_metrics(char *out, size_t size, const struct train_log *log)
 		         str_measure(other, sizeof(other), length, 4));
 }
 
+/* The loss, or the mean reward. */
+static void print_evaluation(char *out, size_t size, const struct train_log *log)
+{
+	char text[STR_MEASURE];
+	double reward = NAN;
+
+	for (int i = 0; i < log->metric_count; i++)
+		if (str_eq(log->eval_metrics[i].name, "reward"))
+			reward = log->eval_metrics[i].value;
+	if (isnan(log->eval_loss))
+		snprintf(out, size, " eval reward %s", str_measure(text, sizeof(text), reward, 4));
+	else
+		snprintf(out, size, " eval %s", str_measure(text, sizeof(text), log->eval_loss, 4));
+}
+
 static void print_progress(const struct train_log *log)
 {
-	char metrics[48 + 2 * STR_MEASURE], eta[32], eval[STR_MEASURE + 8] = "", scale[64] = "",
+	char metrics[48 + 2 * STR_MEASURE], eta[32], eval[STR_MEASURE + 16] = "", scale[64] = "",
 	                                                                loss[STR_MEASURE], norm[STR_MEASURE];
 
 	if (log->has_eval)
-		snprintf(eval, sizeof(eval), " eval %s", str_measure(loss, sizeof(loss), log->eval_loss, 4));
+		print_evaluation(eval, sizeof(eval), log);
 	print_metrics(metrics, sizeof(metrics), log);
 	if (log->loss_scale > 0)
 		snprintf(scale, sizeof(scale), " scale %g skipped %" PRId64, log->loss_scale, log->skipped);
@@ -221,7 +236,8 @@ int report_log(struct report *r, const struct train_log *log, struct error *err)
 	    .loss_scale = log->loss_scale,
 	    .skipped_steps = log->skipped,
 	};
-	const struct metrics_extra extra = {log->metric_count, log->metrics, log->eval_metrics};
+	const struct metrics_extra extra = {log->metric_count, log->metrics,
+	                                    log->has_eval ? log->eval_metrics : NULL};
 	_cleanup_free_ char *line = metrics_line(&m, &extra);
 
 	if (!line)

@@ -65,6 +65,7 @@ static int add_line(const struct rewards *r, const struct rollout *one, int64_t 
 	    (s = add_answer(line, one, err)) < 0)
 		return s;
 	if (json_object_set_new(line, "finished", json_boolean(one->finished)) < 0 ||
+	    json_object_set_new(line, "held_out", json_boolean(one->held_out)) < 0 ||
 	    json_object_set_new(line, "row", json_integer(one->row)) < 0 ||
 	    json_object_set_new(line, "index", json_integer(index)) < 0 ||
 	    json_object_set_new(line, "count", json_integer(count)) < 0)

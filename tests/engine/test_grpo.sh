@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Learning from rewards: completions are drawn from the model's probabilities, and steps are those of TRL's definitions with transformers' models, for every
 # loss; two ranks, however they share the model, have the completions and losses of one; a resumed run has the same bits; precisions, adapters and weights in
-# 4 bits; the reward rises; a reward program that fails ends the run with its reason. LIKE="NAME…" compares these with transformers, and does nothing else.
+# 4 bits; held-out prompts are evaluated; the reward rises; a reward program that fails ends the run with its reason. LIKE="NAME…" compares these with transformers, and does nothing else.
 . "$(dirname "$0")/worker.sh"
 [ -x "${DTRAIN_TEST_PYTHON:-}" ] || { echo "no Python with transformers: set DTRAIN_TEST_PYTHON"; exit 77; }
 python() { OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$DTRAIN_TEST_PYTHON" -W ignore "$src/tests/engine/grpo.py" "$@"; }
@@ -72,6 +72,30 @@ sed -i 's|"generations"|"sequences": 3, &|' "$tmp/waves.json"
 run waves || { cat "$tmp/waves.log"; fail "in waves, with offload"; }
 same_completions one waves
 same_run one-out waves-out
+# Held-out prompts have one completion each, also between two steps on the same completions; the training is the same without them.
+held() { # NAME EVERY GROUPS TRAIN
+	own "$1" "\"eval_steps\": $2${4:+, $4}" "$3"
+	sed -i 's|"max_samples": 5|"max_samples": 10, "eval_fraction": 0.3|' "$tmp/$1.json"
+}
+held held-rarely 6
+run held-rarely || { cat "$tmp/held-rarely.log"; fail "held-out prompts at the end"; }
+held held 1
+run held || { cat "$tmp/held.log"; fail "held-out prompts"; }
+held held-two 1 '"parallel": {"strategy": "zero3"}' '"accumulation": 4'
+pair held-two || { cat "$tmp/held-two-0.log" "$tmp/held-two-1.log"; fail "held-out prompts of two ranks"; }
+grep -q '^step 1/6 .* eval reward [0-9.]* reward ' "$tmp/held.log" || { cat "$tmp/held.log"; fail "the log has no reward of held-out prompts"; }
+trained() { losses "$tmp/$1" | jq -c 'del(.eval_reward, .eval_reward_std, ."eval_completions/mean_length", ."eval_completions/clipped_ratio")'; }
+diff <(trained held-rarely-out) <(trained held-out) && cmp "$tmp/held-rarely-out/model.safetensors" "$tmp/held-out/model.safetensors" || fail "an evaluation changes the training"
+# evaluated NAME: of each evaluation, the mean and the deviation of the rewards that the program gave for three prompts, and what it says of the lengths.
+evaluated() {
+	jq -s -c '[.[] | select(.held_out)] | [range(0; length; 3) as $i | .[$i:$i + 3] | (map(.reward) | add / 3) as $m |
+		[$m, ((map((.reward - $m) * (.reward - $m)) | add / 2) | sqrt), (map(.completion_ids | length) | add / 3), (map(select(.finished | not)) | length / 3)]]' "$tmp/$1.asked"
+}
+reported() { losses "$tmp/$1" | jq -s -c 'map([.eval_reward, .eval_reward_std, ."eval_completions/mean_length", ."eval_completions/clipped_ratio"])'; }
+same_numbers() { jq -n -e --argjson a "$1" --argjson b "$2" '[$a, $b | flatten] as [$x, $y] | ($x | length) == 24 and ($y | length) == 24 and all(range(24); ($x[.] - $y[.]) | fabs < 1e-9)' >/dev/null; }
+same_numbers "$(evaluated held)" "$(reported held-out)" || fail "held-out prompts: $(reported held-out), not $(evaluated held)"
+same_numbers "$(reported held-two-out)" "$(reported held-out)" || fail "held-out prompts of two ranks: $(reported held-two-out), not $(reported held-out)"
+[ "$(jq -s -c '[.[] | select(.held_out) | .row] | unique' "$tmp/held.asked")" = "[0,1,2]" ] || fail "other rows are held out"
 for precision in bf16 fp16; do
 	own $precision
 	sed -i 's|"precision": "fp32"|"precision": "'$precision'"|' "$tmp/$precision.json"
@@ -125,4 +149,4 @@ policy no llama ''
 jq '.grpo.reward = ["no-such-program"]' "$tmp/no.json" >"$tmp/no-2.json"
 ! run no-2 || fail "no program, and a reward"
 grep -q '^error: grpo.reward: cannot start no-such-program: No such file' "$tmp/no-2.log" || { cat "$tmp/no-2.log"; fail "what it says of no program"; }
-echo "grpo: as transformers, ranks, resume, precisions, adapters, rewards"
+echo "grpo: as transformers, ranks, resume, held-out prompts, precisions, adapters, rewards"

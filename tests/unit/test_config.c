@@ -340,7 +340,6 @@ static const struct {
      "x.conf: data.train_on_prompt: has no effect with task = \"grpo\": completions alone count"},
     {GRPO(""), "data.mask_history=true",
      "x.conf: data.mask_history: has no effect with task = \"grpo\": completions alone count"},
-    {GRPO(""), "data.eval_fraction=0.1", "x.conf: data.eval_fraction: the task grpo has no evaluation yet"},
     {GRPO(""), "distillation.teacher=/t", "x.conf: distillation.teacher: is for the tasks pretrain and sft"},
     {GRPO(""), "train.neftune_alpha=5", "x.conf: train.neftune_alpha: is for the tasks pretrain and sft"},
     {GRPO(""), "train.label_smoothing=0.1",

@@ -254,17 +254,18 @@ static const char *const sometimes[] = {
     "perf/slowest_rank",    "perf/slowest_seconds", "eval/loss",         "train/rewards/margins",
     "eval/rewards/margins", "eval/accuracy"};
 
-/* A preference task has numbers of its own, and no perplexity; what is not known is left out. */
+/* A preference task has numbers of its own, and no perplexity; what is not known is left out: without an
+ * evaluation, and of an evaluation that has no loss. */
 START_TEST(a_report_has_the_numbers_of_its_task)
 {
 	static const struct preference_metric values[] = {{"rewards/margins", 0.5}, {"accuracy", NAN}},
 	                                      evaluated[] = {{"rewards/margins", 0.25}, {"accuracy", 0.75}};
-	const struct metrics_extra extra = {2, values, evaluated};
 	struct metrics_report rec = {
 	    .step = 3, .steps = 9, .loss = 0.5, .eval_loss = NAN, .slowest_rank = -1};
 	_cleanup_free_ char *dir = unit_tmpdir(), *path = str_path_join(dir, "metrics.jsonl");
 
-	for (int evaluates = 0; evaluates < 2; evaluates++) {
+	for (int evaluates = 0; evaluates < 3; evaluates++) {
+		const struct metrics_extra extra = {2, values, evaluates ? evaluated : NULL};
 		_cleanup_strbuf_ struct strbuf events = {0};
 		_cleanup_free_ char *line = NULL;
 		_cleanup_json_ json_t *j = NULL;
@@ -275,7 +276,7 @@ START_TEST(a_report_has_the_numbers_of_its_task)
 			rec = (struct metrics_report){.step = 3,
 			                              .steps = 9,
 			                              .loss = 0.5,
-			                              .eval_loss = 0.25,
+			                              .eval_loss = evaluates == 1 ? 0.25 : NAN,
 			                              .slowest_rank = 0,
 			                              .slowest_seconds = 1,
 			                              .loss_scale = 4,
@@ -291,13 +292,16 @@ START_TEST(a_report_has_the_numbers_of_its_task)
 		ck_assert_ptr_null(json_object_get(j, "eval_perplexity"));
 		ck_assert_double_eq(json_get_number(j, "eval_rewards/margins", 0), evaluates ? 0.25 : 0);
 		ck_assert_double_eq(json_get_number(j, "eval_accuracy", 0), evaluates ? 0.75 : 0);
-		ck_assert_int_eq(json_object_get(j, "slowest_seconds") != NULL, evaluates);
+		ck_assert_int_eq(json_object_get(j, "slowest_seconds") != NULL, evaluates > 0);
+		ck_assert_int_eq(json_object_get(j, "eval_loss") != NULL, evaluates == 1);
 		read_events(dir, &events);
 		for (size_t i = 0; i < ARRAY_SIZE(always); i++)
 			ck_assert_msg(has_tag(&events, always[i]), "%s", always[i]);
 		for (size_t i = 0; i < ARRAY_SIZE(sometimes); i++)
 			ck_assert_msg(has_tag(&events, sometimes[i]) ==
-			                  (evaluates || str_eq(sometimes[i], "train/rewards/margins")),
+			                  (str_eq(sometimes[i], "eval/loss")
+			                       ? evaluates == 1
+			                       : evaluates || str_eq(sometimes[i], "train/rewards/margins")),
 			              "%s", sometimes[i]);
 		ck_assert(!has_tag(&events, "train/accuracy"));
 		ck_assert(!has_tag(&events, "eval/perplexity"));

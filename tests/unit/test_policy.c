@@ -338,13 +338,42 @@ START_TEST(measurements)
 }
 END_TEST
 
+/* At the places of a step's, so that both have the same names. */
+START_TEST(measurements_of_held_out_prompts)
+{
+	const struct policy_evaluation four = {
+	    .completions = 4, .length = 50, .finished = 3, .reward = 10, .squares = 30};
+	const double sums[POLICY_SUMS] = {0}, seconds[2] = {0};
+	struct policy_options o = make(POLICY_GRPO, false, 0.1);
+	struct preference_metric out[PREFERENCE_METRICS_MAX], step[PREFERENCE_METRICS_MAX];
+	struct policy_evaluation one = {.completions = 1, .length = 2, .reward = -1, .squares = 1};
+	int n = policy_metrics(&o, sums, seconds, step), known = 0;
+
+	ck_assert_int_eq(policy_evaluation_metrics(&o, &four, out), n);
+	for (int i = 0; i < n; i++) {
+		ck_assert_str_eq(out[i].name, step[i].name);
+		known += isfinite(out[i].value);
+	}
+	ck_assert_int_eq(known, 4);
+	ck_assert_double_eq(out[0].value, 2.5);
+	ck_assert_double_eq_tol(out[1].value, sqrt(5 / 3.), 1e-12);
+	ck_assert_double_eq(out[3].value, 12.5);
+	ck_assert_double_eq(out[4].value, 0.25);
+	/* One has no deviation. */
+	policy_evaluation_metrics(&o, &one, out);
+	ck_assert_double_eq(out[0].value, -1);
+	ck_assert(isnan(out[1].value));
+	ck_assert_double_eq(out[4].value, 1);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("policy");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {of_the_first_step_nothing_is_clipped, advantages_of_groups,
-	                              equal_rewards_have_no_advantage, almost_equal_rewards_are_not_equal,
-	                              measurements};
+	const TTest *const tests[] = {
+	    of_the_first_step_nothing_is_clipped, advantages_of_groups, equal_rewards_have_no_advantage,
+	    almost_equal_rewards_are_not_equal,   measurements,         measurements_of_held_out_prompts};
 
 	tcase_add_loop_test(tc, derivatives_are_those_of_the_loss, 0, 3 * 4);
 	tcase_add_loop_test(tc, cispo_has_constant_ratios, 0, 4);

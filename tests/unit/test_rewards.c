@@ -107,7 +107,7 @@ START_TEST(lines_of_completions)
 	ck_ok(rewards_give(&r, both, 2, rewards, &err), &err);
 	ck_assert(rewards[0] == 1 && rewards[1] == 2);
 	/* The program stays for the next ones. */
-	q.rollout.finished = true;
+	q.rollout.finished = q.rollout.held_out = true;
 	ck_ok(rewards_give(&r, &q.rollout, 1, rewards, &err), &err);
 	ck_assert(rewards[0] == 3 && rewards[1] == 2);
 	rewards_end(&r);
@@ -117,14 +117,17 @@ START_TEST(lines_of_completions)
 	ck_assert_str_eq(
 	    text,
 	    "{\"prompt\":\"<s>Q\\n<|im_start|>\",\"completion\":\"a\\nb\\\"c\\\"\",\"answer\":\"<sep>42\","
-	    "\"finished\":false,\"row\":7,\"index\":0,\"count\":2,\"prompt_ids\":[1,97,26,3],\"completion_"
+	    "\"finished\":false,\"held_out\":false,\"row\":7,\"index\":0,\"count\":2,\"prompt_ids\":[1,97,26,"
+	    "3],\"completion_"
 	    "ids\":[6,113,26,114,7,50,"
 	    "115,50,4]}\n"
 	    "{\"prompt\":\"\xc3\xa9\",\"completion\":\"\",\"answer\":null,\"finished\":false,"
-	    "\"row\":9007199254740993,\"index\":1,\"count\":2,\"prompt_ids\":[211,185],\"completion_ids\":[2]"
+	    "\"held_out\":false,\"row\":9007199254740993,\"index\":1,\"count\":2,\"prompt_ids\":[211,185],"
+	    "\"completion_ids\":[2]"
 	    "}\n"
 	    "{\"prompt\":\"\xc3\xa9\",\"completion\":\"\",\"answer\":null,\"finished\":true,"
-	    "\"row\":9007199254740993,\"index\":0,\"count\":1,\"prompt_ids\":[211,185],\"completion_ids\":[2]"
+	    "\"held_out\":true,\"row\":9007199254740993,\"index\":0,\"count\":1,\"prompt_ids\":[211,185],"
+	    "\"completion_ids\":[2]"
 	    "}\n");
 	clear(&p);
 	clear(&q);

@@ -67,16 +67,23 @@ struct trainer {
 
 	/* Of a policy: the completions of this rank, at most micro_batch · accumulation. */
 	struct policy_work {
-		int64_t number;     /* of the set of them, from 0; -1: none */
+		int64_t number;     /* of the set of them, from 0; -1: none, or those of held-out prompts */
+		int generations;    /* completions of each prompt, of this set */
 		bool fresh;         /* made for this step */
 		int64_t count;      /* of the completions that there are */
 		int64_t first, end; /* of the micro-batch: from first to before end */
 		struct rollout *rollouts;
-		int32_t *ids;             /* [.., max_row] */
-		float *then, *reference;  /* [.., max_tokens] */
-		float *now;               /* [max_tokens] of one, and as many derivatives */
-		float *losses;            /* [micro_batch, max_row] */
-		double *rewards;          /* and then the advantages */
+		int32_t *ids;            /* [.., max_row] */
+		float *then, *reference; /* [.., max_tokens] */
+		float *now;              /* [max_tokens] of one, and as many derivatives */
+		float *losses;           /* [micro_batch, max_row] */
+		double *rewards;         /* and then the advantages */
+		/* What an evaluation has in place of those, which the next step may need once more. */
+		struct {
+			struct rollout *rollouts;
+			int32_t *ids;
+			double *rewards;
+		} held_out;
 		struct model_part *parts; /* of a pass, and their tokens */
 		int32_t *next;
 		double *uniform; /* random numbers of those that follow, and these */
@@ -120,6 +127,11 @@ int rollouts_allocate(struct trainer *t, struct error *err);
 void rollouts_free(struct trainer *t);
 /* The completions of set `number`. Every rank calls it. */
 int rollouts_make(struct trainer *t, int64_t number, struct error *err);
+/* One of each of the held-out prompts from `first` on, of which each rank has up to n. */
+int rollouts_hold_out(struct trainer *t, int64_t first, int64_t n, struct error *err);
+/* The measurements of an evaluation, at the places of those of a step; what an evaluation does not have is no
+ * number. */
+int policy_evaluate(struct trainer *t, struct preference_metric *metrics, struct error *err);
 int scores_allocate(struct trainer *t, struct error *err);
 void scores_free(struct trainer *t);
 /* Adds the scores of completions to their rewards. */

@@ -3,6 +3,7 @@
 #include "engine/train/policy.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/cleanup.h"
 
@@ -136,5 +137,28 @@ int policy_metrics(const struct policy_options *o, const double sums[POLICY_SUMS
 
 	for (int i = 0; i < count; i++)
 		out[i] = all[i];
+	return count;
+}
+
+int policy_evaluation_metrics(const struct policy_options *o, const struct policy_evaluation *all,
+                              struct preference_metric out[PREFERENCE_METRICS_MAX])
+{
+	const double none[POLICY_SUMS] = {0}, seconds[2] = {0};
+	double n = MAX(all->completions, 1), mean = all->reward / n;
+	const struct preference_metric known[] = {
+	    {"reward", mean},
+	    /* Of a sample, as those of groups. */
+	    {"reward_std", n > 1 ? sqrt(MAX(all->squares - n * mean * mean, 0) / (n - 1)) : NAN},
+	    {"completions/mean_length", all->length / n},
+	    {"completions/clipped_ratio", 1 - all->finished / n},
+	};
+	int count = policy_metrics(o, none, seconds, out);
+
+	for (int i = 0; i < count; i++) {
+		out[i].value = NAN;
+		for (size_t k = 0; k < ARRAY_SIZE(known); k++)
+			if (!strcmp(out[i].name, known[k].name))
+				out[i].value = known[k].value;
+	}
 	return count;
 }

@@ -28,6 +28,7 @@ enum policy_scale { POLICY_SCALE_GROUP, POLICY_SCALE_BATCH, POLICY_SCALE_NONE };
 /* A completion of a prompt. */
 struct rollout {
 	int64_t row;           /* of the data, where its prompt is */
+	bool held_out;         /* of the rows that are held out */
 	const int32_t *ids;    /* prompt, then completion */
 	int64_t prompt;        /* of them are the prompt's */
 	int64_t length;        /* of the completion, at least 1 */
@@ -110,3 +111,11 @@ void policy_completion(const struct policy_options *o, const struct policy_total
  * returns their number. */
 int policy_metrics(const struct policy_options *o, const double sums[POLICY_SUMS], const double seconds[2],
                    struct preference_metric out[PREFERENCE_METRICS_MAX]);
+
+/* Sums over the completions of held-out prompts, and their measurements at the places of those of a step:
+ * what only a step has is no number. */
+struct policy_evaluation {
+	double completions, length, finished, reward, squares;
+};
+int policy_evaluation_metrics(const struct policy_options *o, const struct policy_evaluation *all,
+                              struct preference_metric out[PREFERENCE_METRICS_MAX]);

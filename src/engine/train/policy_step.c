@@ -110,6 +110,53 @@ int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
 	return 0;
 }
 
+/* ---- held-out prompts ---- */
+
+static int evaluate(struct trainer *t, struct policy_evaluation *all, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	int64_t each = t->o.micro_batch * t->o.accumulation;
+	int r = 0;
+
+	for (int64_t first = 0; first < dataset_rows(t->eval) && r == 0; first += each * t->world_size) {
+		if ((r = rollouts_hold_out(t, first, each, err)) < 0 || (r = reward(t, err)) < 0)
+			return r;
+		for (int64_t i = 0; i < p->count; i++) {
+			all->completions++;
+			all->length += (double)p->rollouts[i].length;
+			all->finished += p->rollouts[i].finished;
+			all->reward += p->rewards[i];
+			all->squares += p->rewards[i] * p->rewards[i];
+		}
+	}
+	return r;
+}
+
+int policy_evaluate(struct trainer *t, struct preference_metric *metrics, struct error *err)
+{
+	struct policy_work *p = &t->policy, kept = *p;
+	struct policy_evaluation all = {0};
+	double *device = policy_device_totals(t);
+	int r;
+
+	_Static_assert(sizeof(all) == PLAN_TOTALS * sizeof(double), "as many as the plan has room for");
+	p->rollouts = p->held_out.rollouts;
+	p->ids = p->held_out.ids;
+	p->rewards = p->held_out.rewards;
+	r = evaluate(t, &all, err);
+	*p = kept;
+	if (r < 0)
+		return error_prefix(err, "evaluation");
+	if (t->world_size > 1 &&
+	    ((r = device_write(t->dev, device, &all, sizeof(all), err)) < 0 ||
+	     (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, PLAN_TOTALS, COMM_SUM), err)) < 0 ||
+	     (r = device_read(t->dev, &all, device, sizeof(all), err)) < 0 ||
+	     (r = trainer_check_comm(t, err)) < 0))
+		return r;
+	policy_evaluation_metrics(&t->o.policy, &all, metrics);
+	return 0;
+}
+
 /* ---- a micro-batch ---- */
 
 /* Of so many prompts. */

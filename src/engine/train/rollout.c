@@ -24,20 +24,29 @@ static int64_t prompt_length(const struct dataset_row *row)
 	return row->length;
 }
 
-int64_t train_longest_row(const struct train_options *o, const struct model_config *c,
-                          const struct dataset *train, const struct dataset *eval)
+static int64_t longest_prompt(const struct dataset *data)
 {
 	int64_t longest = 0;
 
-	if (!o->policy.generations)
-		return MAX(dataset_max_row(train), eval ? dataset_max_row(eval) : 0);
-	for (int64_t i = 0; i < dataset_rows(train); i++) {
+	for (int64_t i = 0; data && i < dataset_rows(data); i++) {
 		struct dataset_row row;
 
-		dataset_row(train, i, &row);
+		dataset_row(data, i, &row);
 		longest = MAX(longest, prompt_length(&row));
 	}
-	dataset_release(train);
+	if (data)
+		dataset_release(data);
+	return longest;
+}
+
+int64_t train_longest_row(const struct train_options *o, const struct model_config *c,
+                          const struct dataset *train, const struct dataset *eval)
+{
+	int64_t longest;
+
+	if (!o->policy.generations)
+		return MAX(dataset_max_row(train), eval ? dataset_max_row(eval) : 0);
+	longest = MAX(longest_prompt(train), longest_prompt(eval));
 	return MAX(MIN(longest + o->policy.max_tokens, c->max_positions), longest + 1);
 }
 
@@ -96,7 +105,7 @@ static double uniform_of(const struct trainer *t, const struct wave *w, int sequ
 {
 	int64_t index = w->first + sequence;
 	const struct rollout *one = &t->policy.rollouts[index];
-	const int64_t key[] = {t->policy.number, one->row, index % t->o.policy.generations};
+	const int64_t key[] = {t->policy.number, one->row, index % t->policy.generations};
 
 	return sampling_uniform(hash_bytes(key, sizeof(key), t->o.seed),
 	                        (uint64_t)(one->prompt + one->length));
@@ -149,7 +158,7 @@ static int begin_prompt(struct trainer *t, const struct wave *w, int from, int e
 
 static int begin_wave(struct trainer *t, const struct wave *w, struct error *err)
 {
-	int64_t generations = t->o.policy.generations;
+	int64_t generations = t->policy.generations;
 	int r = 0;
 
 	for (int from = 0, end; from < w->places && r == 0; from = end) {
@@ -185,25 +194,24 @@ static int run_wave(struct trainer *t, const struct wave *w, struct error *err)
 	return r;
 }
 
-/* ---- a step's completions ---- */
+/* ---- completions of prompts ---- */
 
-static int begin_rollouts(struct trainer *t, int64_t number, struct error *err)
+/* As many of each of the prompts in t->rows, which are rows of data. */
+static int begin_rollouts(struct trainer *t, const struct dataset *data, int64_t prompts, struct error *err)
 {
 	struct policy_work *p = &t->policy;
-	int64_t prompts = train_prompts(&t->o), generations = t->o.policy.generations;
 
-	sampler_step(&t->sampler, number, t->rows);
-	p->number = number;
 	p->count = 0;
-	for (int64_t i = 0; i < prompts * generations; i++) {
+	for (int64_t i = 0; i < prompts * p->generations; i++) {
 		struct rollout *one = &p->rollouts[i];
 		int32_t *ids = p->ids + i * t->max_row;
 		struct dataset_row row;
 
-		*one = (struct rollout){.row = t->rows[i / generations], .ids = ids};
+		*one = (struct rollout){
+		    .row = t->rows[i / p->generations], .ids = ids, .held_out = data != t->train};
 		if (one->row < 0)
 			continue;
-		dataset_row(t->train, one->row, &row);
+		dataset_row(data, one->row, &row);
 		one->prompt = prompt_length(&row);
 		one->answer = row.ids + one->prompt;
 		one->answers = row.length - one->prompt;
@@ -217,10 +225,10 @@ static int begin_rollouts(struct trainer *t, int64_t number, struct error *err)
 	return 0;
 }
 
-int rollouts_make(struct trainer *t, int64_t number, struct error *err)
+static int make(struct trainer *t, const struct dataset *data, int64_t prompts, struct error *err)
 {
-	int64_t all = train_prompts(&t->o) * t->o.policy.generations;
-	int r = begin_rollouts(t, number, err);
+	int64_t all = prompts * t->policy.generations;
+	int r = begin_rollouts(t, data, prompts, err);
 
 	for (int64_t first = 0; first < all && r == 0; first += t->plan->sequences) {
 		struct wave w = {.first = first, .places = (int)MIN(all - first, t->plan->sequences)};
@@ -229,6 +237,27 @@ int rollouts_make(struct trainer *t, int64_t number, struct error *err)
 		r = run_wave(t, &w, err);
 	}
 	return r < 0 ? error_prefix(err, "completions") : 0;
+}
+
+int rollouts_make(struct trainer *t, int64_t number, struct error *err)
+{
+	sampler_step(&t->sampler, number, t->rows);
+	t->policy.number = number;
+	t->policy.generations = t->o.policy.generations;
+	return make(t, t->train, train_prompts(&t->o), err);
+}
+
+int rollouts_hold_out(struct trainer *t, int64_t first, int64_t n, struct error *err)
+{
+	for (int64_t i = 0; i < n; i++) {
+		int64_t row = first + i * t->world_size + t->rank;
+
+		t->rows[i] = row < dataset_rows(t->eval) ? row : -1;
+	}
+	/* The same random numbers in every evaluation, and those of no step. */
+	t->policy.number = -1;
+	t->policy.generations = 1;
+	return make(t, t->eval, n, err);
 }
 
 int rollouts_allocate(struct trainer *t, struct error *err)
@@ -246,6 +275,13 @@ int rollouts_allocate(struct trainer *t, struct error *err)
 	p->now = malloc(2 * most * sizeof(*p->now));
 	p->losses = malloc((size_t)(t->o.micro_batch * t->max_row) * sizeof(*p->losses));
 	p->rewards = calloc(2 * n, sizeof(*p->rewards));
+	if (t->eval) {
+		p->held_out.rollouts = calloc(n, sizeof(*p->rollouts));
+		p->held_out.ids = malloc(n * (size_t)t->max_row * sizeof(*p->ids));
+		p->held_out.rewards = calloc(n, sizeof(*p->rewards));
+		if (!p->held_out.rollouts || !p->held_out.ids || !p->held_out.rewards)
+			return error_oom(err);
+	}
 	p->parts = calloc(n, sizeof(*p->parts));
 	p->next = calloc(n, sizeof(*p->next));
 	p->uniform = calloc(n, sizeof(*p->uniform));
@@ -267,6 +303,9 @@ void rollouts_free(struct trainer *t)
 	free(p->now);
 	free(p->losses);
 	free(p->rewards);
+	free(p->held_out.rollouts);
+	free(p->held_out.ids);
+	free(p->held_out.rewards);
 	free(p->parts);
 	free(p->next);
 	free(p->uniform);

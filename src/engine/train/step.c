@@ -421,6 +421,10 @@ int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *
 		return error_set(err, -EINVAL, "there is no held-out evaluation split");
 	if (trainer_prefers(t))
 		return preference_evaluate(t, loss, metrics, err);
+	if (trainer_has_policy(t)) {
+		*loss = NAN;
+		return policy_evaluate(t, metrics, err);
+	}
 	for (int64_t i = 0; i < rows; i++)
 		targets += dataset_row_counted(t->eval, i);
 	if ((r = device_write(t->dev, sum, &total, sizeof(total), err)) < 0)

@@ -68,7 +68,7 @@ struct train_log {
 	double eta_seconds;
 	double seconds; /* since trainer_run began */
 	bool has_eval;
-	double eval_loss; /* where has_eval */
+	double eval_loss; /* where has_eval; NaN where completions are evaluated */
 	/* The parts of a step's time on this rank; of trainer_run, the mean since the last log. */
 	double step_seconds, data_seconds;
 	double communication_seconds; /* in which the computation waited for collectives */
