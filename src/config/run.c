@@ -249,6 +249,8 @@ static const struct key run_key_list[] = {
      "completions that a rank generates at once; 0: all of a step"},
     {"grpo", "reference", KEY_STRING, F(grpo.reference), NULL, 0, 0, NULL,
      "with beta: Hugging Face directory of the reference model; default: model.path"},
+    {"grpo", "log_completions", KEY_INT, F(grpo.log_completions), "0", 0, 1e6, NULL,
+     "of each step in the log, so many completions go to completions.jsonl in output.dir"},
 
     {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "auto", 0, 0,
      "ddp|zero1|zero2|zero3|hybrid|auto",

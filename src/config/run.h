@@ -144,6 +144,7 @@ struct run_config {
 		bool mask_truncated;          /* completions that have not ended do not count */
 		int64_t sequences;            /* generated at once on a rank; 0: all of a step */
 		char *reference;              /* Hugging Face directory; default: model.path */
+		int64_t log_completions;      /* of each logged step, to completions.jsonl */
 	} grpo;
 
 	struct {

@@ -100,6 +100,7 @@ const struct key_name run_other_names[] = {
     {"scale_rewards", "grpo.scale"},
     {"rl_kl_coef", "grpo.beta"},
     {"rl_clip_range", "grpo.epsilon"},
+    {"num_completions_to_print", "grpo.log_completions"},
     {"num_iterations", "grpo.iterations"},
     {"mask_truncated_completions", "grpo.mask_truncated"},
     {"rl_mask_truncated_completions", "grpo.mask_truncated"},

@@ -211,6 +211,14 @@ static int find_closing(struct training *t, const struct template *template, str
 	return r;
 }
 
+static int log_completions(void *context, int64_t step, const struct rollout *rollouts, int64_t n,
+                           const double *rewards, struct error *err)
+{
+	struct training *t = context;
+
+	return completions_write(&t->completions, step, rollouts, n, rewards, err);
+}
+
 /* What ends a completion, and who gives it its reward. */
 static int open_policy(struct training *t, const struct template *template, struct error *err)
 {
@@ -229,6 +237,8 @@ static int open_policy(struct training *t, const struct template *template, stru
 	o->stops = t->ends.ids;
 	o->stop_count = (int64_t)t->ends.len;
 	o->ids = tokenizer_vocab_size(t->tok);
+	o->on_rewards = log_completions;
+	o->log_context = t;
 	if (!t->c->grpo.reward)
 		return 0;
 	o->reward = rewards_give;

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/tfevents.h"
+#include "worker/step_lines.h"
 
 struct metrics {
 	int fd;
@@ -70,60 +71,12 @@ char *metrics_line(const struct metrics_report *report, const struct metrics_ext
 	return json_to_string(json);
 }
 
-/* Removes the lines of steps after `step` from the text, and returns the bytes that are left. The mark of a
- * checkpoint may follow lines of later steps, with which the training went on while it was written. */
-static size_t keep_lines(char *text, size_t len, int64_t step)
-{
-	size_t kept = 0, n;
-
-	for (size_t at = 0; at < len; at += n) {
-		const char *end = memchr(text + at, '\n', len - at);
-		_cleanup_json_ json_t *j = NULL;
-		struct metrics_step of;
-
-		n = end ? (size_t)(end + 1 - (text + at)) : len - at;
-		/* A line without its newline was being written when the run died. */
-		if (!end || json_parse(text + at, n - 1, "", &j, NULL) < 0 ||
-		    metrics_step_decode(j, &of, NULL) < 0)
-			break;
-		if (of.step > step)
-			continue;
-		memmove(text + kept, text + at, n);
-		kept += n;
-	}
-	return kept;
-}
-
-/* Renames the file of an earlier run to metrics.jsonl.N, with the first N that is free, so that a new run
- * does not remove its measurements. A file that has only marks is overwritten instead. */
-static int set_aside(const char *path, struct error *err)
-{
-	_cleanup_free_ char *text = NULL;
-	size_t len;
-	int r = file_read(path, 0, &text, &len, err);
-
-	if (r < 0 || !strstr(text, "\"loss\":"))
-		return r;
-	for (int n = 1;; n++) {
-		_cleanup_free_ char *free_name = str_printf("%s.%d", path, n);
-
-		if (!free_name)
-			return error_oom(err);
-		if (file_exists(free_name))
-			continue;
-		return rename(path, free_name) < 0
-		           ? error_errno(err, -errno, "cannot rename %s to %s", path, free_name)
-		           : 0;
-	}
-}
-
 int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, struct metrics **out,
                  struct error *err)
 {
 	_cleanup_(metrics_closep) struct metrics *m = calloc(1, sizeof(*m));
-	_cleanup_free_ char *text = NULL, *runs = str_path_join(directory, "runs");
-	size_t len = 0;
-	int r = 0;
+	_cleanup_free_ char *runs = str_path_join(directory, "runs");
+	int r;
 
 	if (!m)
 		return error_oom(err);
@@ -131,35 +84,18 @@ int metrics_open(const char *directory, int64_t resumed_step, bool tensorboard, 
 	m->path = str_path_join(directory, "metrics.jsonl");
 	if (!m->path || !runs)
 		return error_oom(err);
-	if (resumed_step > 0 && file_exists(m->path)) {
-		r = file_read(m->path, 0, &text, &len, err);
-		if (r < 0)
-			return r;
-		len = keep_lines(text, len, resumed_step);
-	} else if (file_exists(m->path) && (r = set_aside(m->path, err)) < 0) {
+	if ((r = step_lines_open(m->path, resumed_step, "\"loss\":", err)) < 0)
 		return r;
-	}
-	/* A new file: a process of an earlier attempt, on a machine that was paused, may still write to the
-	 * old one. */
-	if (file_exists(m->path) && (r = file_write_atomic(m->path, text ? text : "", len, 0666, err)) < 0)
-		return r;
-	m->fd = open(m->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-	if (m->fd < 0)
-		return error_errno(err, -errno, "cannot write %s", m->path);
+	m->fd = r;
 	if (tensorboard && (r = tfevents_open(runs, resumed_step + 1, &m->events, err)) < 0)
 		return r;
 	*out = steal_pointer(m);
 	return 0;
 }
 
-/* A line is written by one write(), so that only a crash leaves an incomplete one. */
 static int write_line(struct metrics *m, const char *text, struct error *err)
 {
-	_cleanup_free_ char *line = text ? str_printf("%s\n", text) : NULL;
-
-	if (!line)
-		return error_oom(err);
-	return file_write_all(m->fd, line, strlen(line), err) < 0 ? error_prefix(err, "%s", m->path) : 0;
+	return step_lines_write(m->fd, m->path, text, err);
 }
 
 int metrics_text(struct metrics *m, int64_t step, double time, const char *tag, const char *text,

@@ -2,27 +2,10 @@
 /* Completions as lines of JSON for the program that gives them rewards. */
 #include "worker/rewards.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/chat/exact_json.h"
-
-/* A text of ids. A model may write any byte: what is no UTF-8 is replaced. */
-static int add_text(json_t *line, const char *key, const struct tokenizer *tok, const int32_t *ids, int64_t n,
-                    bool skip_special, struct error *err)
-{
-	_cleanup_free_ char *text = NULL;
-	size_t len;
-	int r = tokenizer_decode(tok, ids, (size_t)n, skip_special, &text, &len, err);
-
-	if (r < 0)
-		return r;
-	for (size_t at = 0; at < len; at += strlen(text + at) + 1)
-		str_make_utf8(text + at);
-	return json_object_set_new(line, key, json_stringn(text, len)) < 0 ? error_oom(err) : 0;
-}
+#include "worker/completions.h"
 
 static int add_ids(json_t *line, const char *key, const int32_t *ids, int64_t n, struct error *err)
 {
@@ -36,20 +19,6 @@ static int add_ids(json_t *line, const char *key, const int32_t *ids, int64_t n,
 	return json_object_set_new(line, key, list) < 0 ? error_oom(err) : 0;
 }
 
-static int add_answer(json_t *line, const struct rollout *one, struct error *err)
-{
-	_cleanup_free_ char *text = malloc((size_t)one->answers + 1);
-
-	if (!text)
-		return error_oom(err);
-	for (int64_t i = 0; i < one->answers; i++)
-		text[i] = (char)one->answer[i];
-	return json_object_set_new(line, "answer",
-	                           one->answers ? json_stringn(text, (size_t)one->answers) : json_null()) < 0
-	           ? error_oom(err)
-	           : 0;
-}
-
 /* `one` is the completion at `index` of `count`. */
 static int add_line(const struct rewards *r, const struct rollout *one, int64_t index, int64_t count,
                     struct strbuf *out, struct error *err)
@@ -60,14 +29,9 @@ static int add_line(const struct rewards *r, const struct rollout *one, int64_t 
 
 	if (!line)
 		return error_oom(err);
-	if ((s = add_text(line, "prompt", r->tok, one->ids, one->prompt, false, err)) < 0 ||
-	    (s = add_text(line, "completion", r->tok, completion, one->length, true, err)) < 0 ||
-	    (s = add_answer(line, one, err)) < 0)
+	if ((s = completion_describe(line, r->tok, one, err)) < 0)
 		return s;
-	if (json_object_set_new(line, "finished", json_boolean(one->finished)) < 0 ||
-	    json_object_set_new(line, "held_out", json_boolean(one->held_out)) < 0 ||
-	    json_object_set_new(line, "row", json_integer(one->row)) < 0 ||
-	    json_object_set_new(line, "index", json_integer(index)) < 0 ||
+	if (json_object_set_new(line, "index", json_integer(index)) < 0 ||
 	    json_object_set_new(line, "count", json_integer(count)) < 0)
 		return error_oom(err);
 	if ((s = add_ids(line, "prompt_ids", one->ids, one->prompt, err)) < 0 ||

@@ -32,6 +32,7 @@ static void training_free(struct training *t)
 {
 	report_closep(&t->report);
 	rewards_end(&t->rewards);
+	completions_close(&t->completions);
 	/* The trainer ends the communicators that it has made of this one, whose memory they write to. */
 	trainer_freep(&t->trainer);
 	comm_destroyp(&t->comm);
@@ -376,6 +377,12 @@ static int open_report(struct training *t, struct error *err)
 	                           .resumed_step = saver_resume_state(t->saver)->step,
 	                           .tokens_before = t->tokens_before};
 
+	if (t->c->grpo.log_completions > 0 && t->c->task == RUN_GRPO && training_first_rank(t)) {
+		int r = completions_open(&t->completions, t->c, t->tok, o.resumed_step, err);
+
+		if (r < 0)
+			return r;
+	}
 	return report_open(&o, &t->report, err);
 }
 

@@ -18,6 +18,7 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/train/options.h"
 #include "engine/train/trainer.h"
+#include "worker/completions.h"
 #include "worker/environment.h"
 #include "worker/precision.h"
 #include "worker/report.h"
@@ -37,10 +38,11 @@ struct training {
 	struct model_config model, other; /* other: a teacher, or a reward model that gives rewards */
 	struct device *dev;
 	struct tokenizer *tok;
-	struct strbuf chat_template; /* saved in place of the tokenizer's own; empty: that stays */
-	struct token_list stops;     /* ids that end an answer */
-	struct token_list ends;      /* of the task grpo: these, and the end of a text */
-	struct rewards rewards;      /* of it, too */
+	struct strbuf chat_template;    /* saved in place of the tokenizer's own; empty: that stays */
+	struct token_list stops;        /* ids that end an answer */
+	struct token_list ends;         /* of the task grpo: these, and the end of a text */
+	struct rewards rewards;         /* of it, too, */
+	struct completions completions; /* of which some go to a file */
 	struct dataset *data, *eval;
 	struct comm *comm;
 	struct trainer *trainer;

@@ -58,14 +58,21 @@ for s in ddp zero2 zero3; do
 	same_completions one $s
 	near_policy one $s
 done
-# Saved between two sets of completions; what a run that was killed after the first of them leaves is resumed.
+# Saved between two sets of completions; what a run that was killed after the first of them leaves is resumed. Some completions of each set are written down.
 own saved '"max_steps": 6'
-sed -i 's|"save_steps": 0|"save_steps": 2|' "$tmp/saved.json"
+sed -i 's|"save_steps": 0|"save_steps": 2|; s|"generations"|"log_completions": 3, &|' "$tmp/saved.json"
+written() { # NAME PER-SET: the first of each set, of what was asked
+	jq -c '{prompt, completion, answer, finished, held_out, row, reward, index}' "$tmp/$1.asked" | jq -s -c '.[] | select(.index < '"$2"') | del(.index)'
+}
 run saved || { cat "$tmp/saved.log"; fail "with checkpoints"; }
+diff <(jq -c 'del(.step)' "$tmp/saved-out/completions.jsonl") <(written saved 3) || fail "completions.jsonl has not what the program was asked for"
+[ "$(jq -s -c 'map(.step)' "$tmp/saved-out/completions.jsonl")" = "[1,1,1,3,3,3,5,5,5]" ] || fail "the steps of completions.jsonl: $(cat "$tmp/saved-out/completions.jsonl")"
+cp "$tmp/saved-out/completions.jsonl" "$tmp/completions-once"
 rm -r "$tmp/saved-out/checkpoint-6" "$tmp/saved-out/checkpoint-4" "$tmp/saved-out/model.safetensors"
 attempt=2 run saved || { cat "$tmp/saved.log"; fail "resumed"; }
 grep -q '^resuming from .*checkpoint-2' "$tmp/saved.log" || fail "not resumed"
 same_run one-out saved-out
+cmp "$tmp/completions-once" "$tmp/saved-out/completions.jsonl" || fail "resumed: other lines of completions.jsonl"
 # Fewer at a time, and weights from the host, change nothing.
 own waves '"recompute": "full"' '"parallel": {"offload": "all"}'
 sed -i 's|"generations"|"sequences": 3, &|' "$tmp/waves.json"
@@ -75,7 +82,7 @@ same_run one-out waves-out
 # Held-out prompts have one completion each, also between two steps on the same completions; the training is the same without them.
 held() { # NAME EVERY GROUPS TRAIN
 	own "$1" "\"eval_steps\": $2${4:+, $4}" "$3"
-	sed -i 's|"max_samples": 5|"max_samples": 10, "eval_fraction": 0.3|' "$tmp/$1.json"
+	sed -i 's|"max_samples": 5|"max_samples": 10, "eval_fraction": 0.3|; s|"generations"|"log_completions": 2, &|' "$tmp/$1.json"
 }
 held held-rarely 6
 run held-rarely || { cat "$tmp/held-rarely.log"; fail "held-out prompts at the end"; }
@@ -96,6 +103,7 @@ same_numbers() { jq -n -e --argjson a "$1" --argjson b "$2" '[$a, $b | flatten] 
 same_numbers "$(evaluated held)" "$(reported held-out)" || fail "held-out prompts: $(reported held-out), not $(evaluated held)"
 same_numbers "$(reported held-two-out)" "$(reported held-out)" || fail "held-out prompts of two ranks: $(reported held-two-out), not $(reported held-out)"
 [ "$(jq -s -c '[.[] | select(.held_out) | .row] | unique' "$tmp/held.asked")" = "[0,1,2]" ] || fail "other rows are held out"
+diff <(jq -c 'del(.step)' "$tmp/held-out/completions.jsonl") <(written held 2) || fail "completions.jsonl of held-out prompts"
 for precision in bf16 fp16; do
 	own $precision
 	sed -i 's|"precision": "fp32"|"precision": "'$precision'"|' "$tmp/$precision.json"

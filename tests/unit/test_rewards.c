@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests the lines of JSON that the program of rewards reads, by a program that writes them to a file. */
+/* Tests the lines of JSON that the program of rewards reads, by a program that writes them to a file, and
+ * those of completions.jsonl. */
 #include "unit.h"
 
 #include "base/json.h"
+#include "worker/completions.h"
 #include "worker/rewards.h"
 
 #include "stub_tokenizer.h"
@@ -199,11 +201,77 @@ START_TEST(a_program_that_cannot_start)
 }
 END_TEST
 
+/* The steps of the lines, as digits. */
+static void check_steps(const char *path, const char *want)
+{
+	_cleanup_strbuf_ struct strbuf steps = {0};
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	size_t len;
+
+	ck_ok(file_read(path, 1 << 20, &text, &len, &err), &err);
+	for (char *line = text, *next; *line; line = next) {
+		_cleanup_json_ json_t *j = NULL;
+
+		next = strchr(line, '\n') + 1;
+		ck_ok(json_parse(line, (size_t)(next - line), "a line", &j, &err), &err);
+		strbuf_addf(&steps, "%.0f%s", json_get_number(j, "step", -1),
+		            json_is_true(json_object_get(j, "held_out")) ? "h" : "");
+	}
+	ck_assert_str_eq(steps.len ? steps.data : "", want);
+}
+
+/* With two steps on each set of completions, and every fourth step in the log. */
+START_TEST(completions_of_logged_steps)
+{
+	struct run_config config = {.output = {.dir = dir, .log_steps = 4},
+	                            .grpo = {.iterations = 2, .log_completions = 2}};
+	struct played p = play(0, "Q", "", "a", 1);
+	struct rollout set[3] = {p.rollout, p.rollout, p.rollout};
+	const double rewards[3] = {1, 0.5, -2};
+	_cleanup_free_ char *text = NULL;
+	struct completions c = {0};
+	struct error err = ERROR_INIT;
+	size_t len;
+
+	/* Of a rank that writes nothing. */
+	ck_ok(completions_write(&c, 1, set, 3, rewards, &err), &err);
+	ck_ok(completions_open(&c, &config, &tok, 0, &err), &err);
+	for (int64_t step = 1; step <= 9; step += 2)
+		ck_ok(completions_write(&c, step, set, step == 7 ? 1 : 3, rewards, &err), &err);
+	ck_ok(completions_write(&c, 9, set, 0, rewards, &err), &err);
+	check_steps("completions.jsonl", "11337");
+	/* An evaluation is not asked for the log's steps, and only its first piece is wanted. */
+	set[0].held_out = set[1].held_out = true;
+	ck_ok(completions_write(&c, 9, set, 3, rewards, &err), &err);
+	set[0].row = 30;
+	ck_ok(completions_write(&c, 9, set, 3, rewards, &err), &err);
+	check_steps("completions.jsonl", "113379h9h");
+	completions_close(&c);
+	ck_ok(completions_open(&c, &config, &tok, 6, &err), &err);
+	check_steps("completions.jsonl", "1133");
+	completions_close(&c);
+	ck_ok(file_read("completions.jsonl", 1 << 20, &text, &len, &err), &err);
+	ck_assert(strstr(text, "{\"step\":1,\"prompt\":\"Q\",\"completion\":\"a\",\"answer\":null,"
+	                       "\"finished\":false,\"held_out\":false,\"row\":0,\"reward\":0.5}\n"));
+	/* A run from the start. */
+	ck_ok(completions_open(&c, &config, &tok, 0, &err), &err);
+	completions_close(&c);
+	check_steps("completions.jsonl", "");
+	check_steps("completions.jsonl.1", "1133");
+	config.output.dir = (char *)"/none";
+	ck_fails(completions_open(&c, &config, &tok, 0, &err), &err, "/none/completions.jsonl");
+	completions_close(&c);
+	clear(&p);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("rewards");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {lines_of_completions, any_bytes_are_text, a_program_that_cannot_start};
+	const TTest *const tests[] = {lines_of_completions, any_bytes_are_text, a_program_that_cannot_start,
+	                              completions_of_logged_steps};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 60);

@@ -66,6 +66,11 @@ struct policy_options {
 	int (*reward)(void *context, const struct rollout *rollouts, int64_t n, double *rewards,
 	              struct error *err);
 	void *reward_context;
+	/* NULL, or called on each rank with its completions and their rewards: those that step `step` (from
+	 * 1) begins with, or some of those of an evaluation behind it. */
+	int (*on_rewards)(void *context, int64_t step, const struct rollout *rollouts, int64_t n,
+	                  const double *rewards, struct error *err);
+	void *log_context;
 };
 void policy_options_default(struct policy_options *o); /* no policy */
 

@@ -18,7 +18,8 @@ static bool counts(const struct trainer *t, const struct rollout *one)
 
 /* ---- before the passes ---- */
 
-static int reward(struct trainer *t, struct error *err)
+/* step: which they are for, or which the evaluation is behind. */
+static int reward(struct trainer *t, int64_t step, struct error *err)
 {
 	const struct policy_options *o = &t->o.policy;
 	struct policy_work *p = &t->policy;
@@ -35,7 +36,9 @@ static int reward(struct trainer *t, struct error *err)
 		if (!isfinite(p->rewards[i]))
 			r = error_set(err, -EDOM, "the reward of completion %lld, %g, is not finite",
 			              (long long)i, p->rewards[i]);
-	return r;
+	return r == 0 && o->on_rewards
+	           ? o->on_rewards(o->log_context, step, p->rollouts, p->count, p->rewards, err)
+	           : r;
 }
 
 /* What has to be known of all ranks' completions. */
@@ -94,7 +97,7 @@ int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
 		if ((r = rollouts_make(t, number, err)) < 0)
 			return r;
 		made = clock_monotonic();
-		if ((r = reward(t, err)) < 0)
+		if ((r = reward(t, t->begun + 1, err)) < 0)
 			return r;
 		/* Of each step that they are for. */
 		p->seconds[0] = (made - begun) / t->o.policy.iterations;
@@ -119,7 +122,7 @@ static int evaluate(struct trainer *t, struct policy_evaluation *all, struct err
 	int r = 0;
 
 	for (int64_t first = 0; first < dataset_rows(t->eval) && r == 0; first += each * t->world_size) {
-		if ((r = rollouts_hold_out(t, first, each, err)) < 0 || (r = reward(t, err)) < 0)
+		if ((r = rollouts_hold_out(t, first, each, err)) < 0 || (r = reward(t, t->step, err)) < 0)
 			return r;
 		for (int64_t i = 0; i < p->count; i++) {
 			all->completions++;

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Completions as JSON, and some of them in a file. */
+#include "worker/completions.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/json.h"
+#include "base/str.h"
+#include "engine/chat/exact_json.h"
+#include "worker/step_lines.h"
+
+/* A text of ids. A model may write any byte: what is no UTF-8 is replaced. */
+static int add_text(json_t *line, const char *key, const struct tokenizer *tok, const int32_t *ids, int64_t n,
+                    bool skip_special, struct error *err)
+{
+	_cleanup_free_ char *text = NULL;
+	size_t len;
+	int r = tokenizer_decode(tok, ids, (size_t)n, skip_special, &text, &len, err);
+
+	if (r < 0)
+		return r;
+	for (size_t at = 0; at < len; at += strlen(text + at) + 1)
+		str_make_utf8(text + at);
+	return json_object_set_new(line, key, json_stringn(text, len)) < 0 ? error_oom(err) : 0;
+}
+
+static int add_answer(json_t *line, const struct rollout *one, struct error *err)
+{
+	_cleanup_free_ char *text = malloc((size_t)one->answers + 1);
+
+	if (!text)
+		return error_oom(err);
+	for (int64_t i = 0; i < one->answers; i++)
+		text[i] = (char)one->answer[i];
+	return json_object_set_new(line, "answer",
+	                           one->answers ? json_stringn(text, (size_t)one->answers) : json_null()) < 0
+	           ? error_oom(err)
+	           : 0;
+}
+
+int completion_describe(json_t *line, const struct tokenizer *tok, const struct rollout *one,
+                        struct error *err)
+{
+	int r;
+
+	if ((r = add_text(line, "prompt", tok, one->ids, one->prompt, false, err)) < 0 ||
+	    (r = add_text(line, "completion", tok, one->ids + one->prompt, one->length, true, err)) < 0 ||
+	    (r = add_answer(line, one, err)) < 0)
+		return r;
+	return json_object_set_new(line, "finished", json_boolean(one->finished)) < 0 ||
+	               json_object_set_new(line, "held_out", json_boolean(one->held_out)) < 0 ||
+	               json_object_set_new(line, "row", json_integer(one->row)) < 0
+	           ? error_oom(err)
+	           : 0;
+}
+
+int completions_open(struct completions *c, const struct run_config *config, const struct tokenizer *tok,
+                     int64_t resumed_step, struct error *err)
+{
+	int r;
+
+	*c = (struct completions){.config = config, .tok = tok, .fd = -1};
+	c->path = str_path_join(config->output.dir, "completions.jsonl");
+	if (!c->path)
+		return error_oom(err);
+	r = step_lines_open(c->path, resumed_step, "\"completion\":", err);
+	c->fd = r;
+	return r < 0 ? r : 0;
+}
+
+void completions_close(struct completions *c)
+{
+	if (c->path && c->fd >= 0)
+		close(c->fd);
+	free(c->path);
+	*c = (struct completions){.fd = -1};
+}
+
+/* Whether the log has one of the steps that the completions are made for, of which `step` is the first. */
+static bool is_logged(const struct run_config *c, int64_t step)
+{
+	int64_t every = c->output.log_steps;
+
+	return step == 1 || (step + c->grpo.iterations - 1) / every > (step - 1) / every;
+}
+
+int completions_write(struct completions *c, int64_t step, const struct rollout *rollouts, int64_t n,
+                      const double *rewards, struct error *err)
+{
+	int r = 0;
+
+	/* An evaluation comes in pieces. */
+	if (!c->path || n == 0 || (rollouts[0].held_out ? rollouts[0].row != 0 : !is_logged(c->config, step)))
+		return 0;
+	for (int64_t i = 0; i < MIN(n, c->config->grpo.log_completions) && r == 0; i++) {
+		_cleanup_json_ json_t *line = json_pack("{s:I}", "step", (json_int_t)step);
+		_cleanup_strbuf_ struct strbuf text = {0};
+
+		if (!line)
+			return error_oom(err);
+		if ((r = completion_describe(line, c->tok, &rollouts[i], err)) < 0)
+			return r;
+		if (json_object_set_new(line, "reward", json_real(rewards[i])) < 0)
+			return error_oom(err);
+		exact_json_dump(line, -1, &text);
+		r = step_lines_write(c->fd, c->path, text.failed ? NULL : text.data, err);
+	}
+	return r;
+}
