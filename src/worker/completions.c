@@ -78,23 +78,12 @@ void completions_close(struct completions *c)
 	*c = (struct completions){.fd = -1};
 }
 
-/* Whether the log has one of the steps that the completions are made for, of which `step` is the first. */
-static bool is_logged(const struct run_config *c, int64_t step)
-{
-	int64_t every = c->output.log_steps;
-
-	return step == 1 || (step + c->grpo.iterations - 1) / every > (step - 1) / every;
-}
-
 int completions_write(struct completions *c, int64_t step, const struct rollout *rollouts, int64_t n,
                       const double *rewards, struct error *err)
 {
 	int r = 0;
 
-	/* An evaluation comes in pieces. */
-	if (!c->path || n == 0 || (rollouts[0].held_out ? rollouts[0].row != 0 : !is_logged(c->config, step)))
-		return 0;
-	for (int64_t i = 0; i < MIN(n, c->config->grpo.log_completions) && r == 0; i++) {
+	for (int64_t i = 0; c->path && i < MIN(n, c->config->grpo.log_completions) && r == 0; i++) {
 		_cleanup_json_ json_t *line = json_pack("{s:I}", "step", (json_int_t)step);
 		_cleanup_strbuf_ struct strbuf text = {0};
 

@@ -238,7 +238,7 @@ static int open_policy(struct training *t, const struct template *template, stru
 	o->stop_count = (int64_t)t->ends.len;
 	o->ids = tokenizer_vocab_size(t->tok);
 	o->on_rewards = log_completions;
-	o->log_context = t;
+	o->on_rewards_context = t;
 	if (!t->c->grpo.reward)
 		return 0;
 	o->reward = rewards_give;

@@ -180,7 +180,7 @@ static void print_evaluation(char *out, size_t size, const struct train_log *log
 	for (int i = 0; i < log->metric_count; i++)
 		if (str_eq(log->eval_metrics[i].name, "reward"))
 			reward = log->eval_metrics[i].value;
-	if (isnan(log->eval_loss))
+	if (!isnan(reward))
 		snprintf(out, size, " eval reward %s", str_measure(text, sizeof(text), reward, 4));
 	else
 		snprintf(out, size, " eval %s", str_measure(text, sizeof(text), log->eval_loss, 4));

@@ -47,8 +47,8 @@ def sampling():
         for item in line.split():
             token, p = item.split(":")
             got[int(token)] = float(p)
-        # A token that is 2^40 times less likely than the likeliest has no probability here.
-        others = int((((want > 0) ^ (got > 0)) & (torch.maximum(want, got) > 2.0**-39 * want.max())).sum())
+        # A token that is 2^39 times less likely than the likeliest has no probability here.
+        others = int((((want > 0) ^ (got > 0)) & (torch.maximum(want, got) > 2.0**-38 * want.max())).sum())
         if others:
             # The sums of transformers are in fp32, so that a token at the very edge of top_p may fall to either side.
             edges += 1

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """grpo.py make TOKENIZER DIR                  models, DIR/NAME, and prompts, DIR/prompts.jsonl
+grpo.py more DIR                               more prompts, DIR/more.jsonl
 grpo.py replay DIR RATE NAME MODEL KEY=VALUE…  trains the model in transformers on the completions that the reward program of the run has recorded
                                                (DIR/NAME.asked), with AdamW and TRL's definitions of the loss, and compares losses, gradient norms,
                                                measurements and weights with those of DIR/NAME-out; also whether the tokens are those that the model's
@@ -35,10 +36,18 @@ def make(tokenizer, directory):
             shutil.copy(f"{tokenizer}/{f}", f"{directory}/{name}")
     config = tf.Qwen3Config(**COMMON, vocab_size=270, intermediate_size=96, num_hidden_layers=2, head_dim=16, initializer_range=0.1, num_labels=1)
     tf.AutoModelForSequenceClassification.from_config(config).save_pretrained(f"{directory}/reward-model")
+    write_prompts(f"{directory}/prompts.jsonl", 10)
+
+
+def more(directory):
+    write_prompts(f"{directory}/more.jsonl", 18)
+
+
+def write_prompts(path, n):
     rng = random.Random(1)
     words = "a model learns from the rewards of its own completions".split()
-    with open(f"{directory}/prompts.jsonl", "w") as f:
-        for i in range(10):
+    with open(path, "w") as f:
+        for i in range(n):
             f.write(json.dumps({"prompt": " ".join(rng.choices(words, k=rng.randint(1, 4))), **({"completion": str(i)} if i % 3 else {})}) + "\n")
 
 
@@ -193,4 +202,4 @@ def replay(directory, rate, name, which, *settings):
     assert worst["loss"] < slack * 2e-5 and worst["grad_norm"] < slack * 2e-3 and worst["kl"] < slack * 1e-5 and off < slack * 0.02 and other <= slack * tokens / 200
 
 
-{"make": make, "replay": replay}[sys.argv[1]](*sys.argv[2:])
+{"make": make, "more": more, "replay": replay}[sys.argv[1]](*sys.argv[2:])

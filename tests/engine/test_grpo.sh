@@ -19,8 +19,10 @@ policy() {
 		 "output": {"dir": "$tmp/$1-out", "log_steps": 1, "save_steps": 0${5:+, $5}}}
 	END
 }
+compared=
 like() { # NAME MODEL GRPO TRAIN SETTINGS…: as with transformers
 	case " ${LIKE:-$1} " in *" $1 "*) ;; *) return ;; esac
+	compared="$compared $1"
 	policy "$1" "$2" "$3" "$4"
 	run "$1" || { cat "$tmp/$1.log"; fail "$1"; }
 	# A GPU says that heads of 16 are slow.
@@ -34,7 +36,10 @@ like sequences llama '"iterations": 2, "epsilon": 0.001, "level": "sequence", "l
 like cispo gemma2 '"iterations": 2, "loss": "cispo", "epsilon_high": 1.02, "beta": 0.1, "temperature": 0.6' '"recompute": "full"' iterations=2 loss=cispo high=1.02 beta=0.1 temperature=0.6
 like scored llama '"reward_model": "reward-model", "scale": "none"' '' scores=1 scale=none
 like experts qwen3_moe '"top_k": 5, "generations": 8' '"micro_batch": 3, "accumulation": 8' top_k=5 generations=8
-[ -z "${LIKE:-}" ] || exit 0
+if [ -n "${LIKE:-}" ]; then
+	[ "$(wc -w <<<"$compared")" = "$(wc -w <<<"$LIKE")" ] || fail "LIKE=\"$LIKE\": there are only$compared of these"
+	exit 0
+fi
 
 # One rank, and two that hold the model in any way: the same completions, the same losses.
 own() { # NAME TRAIN GROUPS: of the model llama, on five prompts, of which the last set has one: then one of two ranks has none
@@ -80,9 +85,11 @@ run waves || { cat "$tmp/waves.log"; fail "in waves, with offload"; }
 same_completions one waves
 same_run one-out waves-out
 # Held-out prompts have one completion each, also between two steps on the same completions; the training is the same without them.
+# They are more than a rank generates for a step, so that an evaluation takes two pieces.
+python more "$tmp"
 held() { # NAME EVERY GROUPS TRAIN
 	own "$1" "\"eval_steps\": $2${4:+, $4}" "$3"
-	sed -i 's|"max_samples": 5|"max_samples": 10, "eval_fraction": 0.3|; s|"generations"|"log_completions": 2, &|' "$tmp/$1.json"
+	sed -i 's|"prompts.jsonl"|"more.jsonl"|; s|"max_samples": 5|"eval_fraction": 11|; s|"generations"|"log_completions": 2, "sequences": 3, &|' "$tmp/$1.json"
 }
 held held-rarely 6
 run held-rarely || { cat "$tmp/held-rarely.log"; fail "held-out prompts at the end"; }
@@ -93,17 +100,25 @@ pair held-two || { cat "$tmp/held-two-0.log" "$tmp/held-two-1.log"; fail "held-o
 grep -q '^step 1/6 .* eval reward [0-9.]* reward ' "$tmp/held.log" || { cat "$tmp/held.log"; fail "the log has no reward of held-out prompts"; }
 trained() { losses "$tmp/$1" | jq -c 'del(.eval_reward, .eval_reward_std, ."eval_completions/mean_length", ."eval_completions/clipped_ratio")'; }
 diff <(trained held-rarely-out) <(trained held-out) && cmp "$tmp/held-rarely-out/model.safetensors" "$tmp/held-out/model.safetensors" || fail "an evaluation changes the training"
-# evaluated NAME: of each evaluation, the mean and the deviation of the rewards that the program gave for three prompts, and what it says of the lengths.
+# evaluated NAME: of each evaluation, the mean and the deviation of the rewards that the program gave for the prompts, and what it says of the lengths.
 evaluated() {
-	jq -s -c '[.[] | select(.held_out)] | [range(0; length; 3) as $i | .[$i:$i + 3] | (map(.reward) | add / 3) as $m |
-		[$m, ((map((.reward - $m) * (.reward - $m)) | add / 2) | sqrt), (map(.completion_ids | length) | add / 3), (map(select(.finished | not)) | length / 3)]]' "$tmp/$1.asked"
+	jq -s -c '[.[] | select(.held_out)] | [range(0; length; 11) as $i | .[$i:$i + 11] | (map(.reward) | add / 11) as $m |
+		[$m, ((map((.reward - $m) * (.reward - $m)) | add / 10) | sqrt), (map(.completion_ids | length) | add / 11), (map(select(.finished | not)) | length / 11)]]' "$tmp/$1.asked"
 }
 reported() { losses "$tmp/$1" | jq -s -c 'map([.eval_reward, .eval_reward_std, ."eval_completions/mean_length", ."eval_completions/clipped_ratio"])'; }
 same_numbers() { jq -n -e --argjson a "$1" --argjson b "$2" '[$a, $b | flatten] as [$x, $y] | ($x | length) == 24 and ($y | length) == 24 and all(range(24); ($x[.] - $y[.]) | fabs < 1e-9)' >/dev/null; }
 same_numbers "$(evaluated held)" "$(reported held-out)" || fail "held-out prompts: $(reported held-out), not $(evaluated held)"
 same_numbers "$(reported held-two-out)" "$(reported held-out)" || fail "held-out prompts of two ranks: $(reported held-two-out), not $(reported held-out)"
-[ "$(jq -s -c '[.[] | select(.held_out) | .row] | unique' "$tmp/held.asked")" = "[0,1,2]" ] || fail "other rows are held out"
-diff <(jq -c 'del(.step)' "$tmp/held-out/completions.jsonl") <(written held 2) || fail "completions.jsonl of held-out prompts"
+[ "$(jq -s -c '[.[] | select(.held_out) | .row] | unique' "$tmp/held.asked")" = "[0,1,2,3,4,5,6,7,8,9,10]" ] || fail "other rows are held out"
+# Of a set and of the first piece of an evaluation, which has eight, two each.
+diff <(jq -c 'del(.step)' "$tmp/held-out/completions.jsonl") <(jq -c 'select(.count == 8) | {prompt, completion, answer, finished, held_out, row, reward, index}' "$tmp/held.asked" |
+	jq -s -c '.[] | select(.index < 2) | del(.index)') || fail "completions.jsonl of held-out prompts"
+# Of steps that are not in the log but for an evaluation or the end, too.
+held held-logged 4 '' '"accumulation": 8'
+sed -i 's|"log_steps": 1|"log_steps": 10|' "$tmp/held-logged.json"
+run held-logged || { cat "$tmp/held-logged.log"; fail "held-out prompts, seldom logged"; }
+[ "$(jq -s -c 'map([.step, .held_out]) | unique' "$tmp/held-logged-out/completions.jsonl")" = "[[1,false],[3,false],[4,true],[5,false],[6,true]]" ] ||
+	fail "which steps have completions: $(jq -s -c 'map([.step, .held_out]) | unique' "$tmp/held-logged-out/completions.jsonl")"
 for precision in bf16 fp16; do
 	own $precision
 	sed -i 's|"precision": "fp32"|"precision": "'$precision'"|' "$tmp/$precision.json"
@@ -114,10 +129,10 @@ done
 
 # A reward model alone.
 own scored-alone
-jq '.grpo.reward_model = "reward-model" | del(.grpo.reward)' "$tmp/scored-alone.json" >"$tmp/alone.json"
+jq '.grpo.reward_model = "reward-model" | del(.grpo.reward) | .data.max_samples = 8 | .data.eval_fraction = 3' "$tmp/scored-alone.json" >"$tmp/alone.json"
 run alone || { cat "$tmp/alone.log"; fail "a reward model alone"; }
 grep -q '^reward model: qwen3, reward-model$' "$tmp/alone.log" || { cat "$tmp/alone.log"; fail "the log does not name the reward model"; }
-losses "$tmp/scored-alone-out" | jq -s -e 'length == 6 and all(.reward != 0 and .reward_std > 0)' >/dev/null || fail "a reward model alone: its rewards"
+losses "$tmp/scored-alone-out" | jq -s -e 'length == 6 and all(.reward != 0 and .reward_std > 0) and .[5].eval_reward != 0 and .[5].eval_reward_std > 0' >/dev/null || fail "a reward model alone: its rewards"
 
 # An adapter that has learnt nothing has no divergence from its model, in 4 bits neither.
 own four '"max_steps": 2' '"lora": {"rank": 4, "quantize": "nf4_double"}'

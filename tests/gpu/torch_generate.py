@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peer of the part rewards of tests/gpu/run: completions by transformers' generate(), as TRL's GRPOTrainer calls it, of a model from nothing.
 
-torch_generate.py CONFIG_JSON --rows N --prompt N --tokens N [--device cuda|cpu] [--precision bf16|fp32]
+torch_generate.py CONFIG_JSON --rows N --each N --prompt N --tokens N [--device cuda|cpu] [--precision bf16|fp32]
 
-Samples of the whole vocabulary at temperature 1, SDPA attention, the cache that generate() takes by itself. Prints one line of JSON: tokens_per_second,
+Of each prompt --each completions, --rows in all. Samples of the whole vocabulary at temperature 1, SDPA attention, the cache that generate() takes by itself. Prints one line of JSON: tokens_per_second,
 of the better of two rounds after a first one.
 """
 import argparse, json, os, time
@@ -13,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 parser = argparse.ArgumentParser()
 parser.add_argument("config")
 parser.add_argument("--rows", type=int, required=True)
+parser.add_argument("--each", type=int, required=True)
 parser.add_argument("--prompt", type=int, required=True)
 parser.add_argument("--tokens", type=int, required=True)
 parser.add_argument("--device", default="cuda")
@@ -28,8 +29,8 @@ config = transformers.AutoConfig.for_model(keys.pop("model_type"), **keys)
 torch.manual_seed(0)
 with torch.device(options.device):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16 if options.precision == "bf16" else torch.float32).eval()
-    prompts = torch.randint(0, 256, (options.rows, options.prompt))
-settings = transformers.GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=options.tokens, min_new_tokens=options.tokens, pad_token_id=0)
+    prompts = torch.randint(0, 256, (options.rows // options.each, options.prompt))
+settings = transformers.GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, num_return_sequences=options.each, max_new_tokens=options.tokens, min_new_tokens=options.tokens, pad_token_id=0)
 
 
 def generate():

@@ -549,6 +549,9 @@ START_TEST(leftovers_before_a_checkpoint_are_no_use)
 	                                    "metrics.jsonl",
 	                                    "runs",
 	                                    "metrics.jsonl.12",
+	                                    "completions.jsonl",
+	                                    "completions.jsonl.3",
+	                                    "completions.jsonl.tmp.812",
 	                                    "checkpoint-5.tmp",
 	                                    "model.tmp",
 	                                    "reference.logps",
@@ -583,12 +586,18 @@ END_TEST
 /* A process that is killed while it writes a file leaves what it has written under another name. */
 START_TEST(unfinished_files_are_removed)
 {
-	static const char *const names[] = {"metrics.jsonl.tmp.4242", "reference.logps.tmp.1",
-	                                    "algorithms.json.tmp.77", "checkpoint-probe-0.tmp.tmp.31",
+	static const char *const names[] = {"metrics.jsonl.tmp.4242",
+	                                    "reference.logps.tmp.1",
+	                                    "completions.jsonl.tmp.5",
+	                                    "algorithms.json.tmp.77",
+	                                    "checkpoint-probe-0.tmp.tmp.31",
 	                                    "checkpoint-5.7.tmp", /* from here on they stay */
-	                                    "metrics.jsonl",          "metrics.jsonl.12",
-	                                    "reference.logps.tmp.",   "notes.tmp.5",
-	                                    "reference.logps.12",     "77"};
+	                                    "metrics.jsonl",
+	                                    "metrics.jsonl.12",
+	                                    "reference.logps.tmp.",
+	                                    "notes.tmp.5",
+	                                    "reference.logps.12",
+	                                    "77"};
 	_cleanup_free_ char *out = unit_tmpdir();
 	struct error err = ERROR_INIT;
 
@@ -599,7 +608,7 @@ START_TEST(unfinished_files_are_removed)
 	}
 	ck_ok(checkpoint_clean(out, &err), &err);
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
-		ck_assert_msg(file_exists_in(out, names[i]) == (i > 4), "%s", names[i]);
+		ck_assert_msg(file_exists_in(out, names[i]) == (i > 5), "%s", names[i]);
 	ck_ok(file_remove_tree(out, &err), &err);
 }
 END_TEST

@@ -4,6 +4,9 @@
 #include "../engine/naive_choice.h"
 #include "test_device_each.h"
 
+/* With each number of threads, in fp32 alone. */
+#define FOR_THREADS FOR_ALL if (type == DTYPE_F32)
+
 /* ---- cache and attention ---- */
 
 enum { SEQUENCES = 5 };
@@ -18,8 +21,8 @@ static const struct {
     {700, 4, 2, 64, 0, 0, 3, {1, 2, 0}, {699, 257, 511}},
     {700, 2, 2, 32, 40, 20, 5, {4, 3, 2, 1, 0}, {300, 39, 40, 41, 512}},
     {100, 1, 1, 128, 0, 0, 1, {2}, {63}},
-    /* So many keys that stretches of a GPU are longer. */
-    {17000, 1, 1, 16, 0, 0, 3, {1, 4, 0}, {16999, 300, 16500}},
+    /* So many keys that stretches of a GPU are longer than CACHED_CHUNK. */
+    {17000, 1, 1, 16, 0, 0, 2, {1, 0}, {16999, 300}},
 };
 
 /* Those of one token after the other. */
@@ -42,7 +45,7 @@ START_TEST(rows_attend_to_their_sequences)
 {
 	int heads = caches[_i].heads, kv = caches[_i].kv_heads, hd = caches[_i].head_dim;
 	int64_t q_cols = heads * hd, width = kv * hd, ld = q_cols + 2 * width + 8, rows = caches[_i].rows;
-	int64_t tokens = caches[_i].tokens, n = SEQUENCES * tokens * 2 * width;
+	int64_t tokens = caches[_i].tokens, n = (tokens > 1000 ? 2 : SEQUENCES) * tokens * 2 * width;
 
 	FOR_ALL
 	{
@@ -113,6 +116,48 @@ START_TEST(rows_attend_to_their_sequences)
 }
 END_TEST
 
+#ifdef TEST_ENGINE_CUDA
+/* More rows of heads than a GPU's grid has in its second dimension; the emulated one takes ten seconds for
+ * them. Each has one key, so that it gets the value. */
+START_TEST(many_rows_of_many_heads)
+{
+	enum { ROWS = 1025, HEADS = 64, DIM = 2, WIDTH = HEADS * DIM };
+
+	FOR_THREADS
+	{
+		double *values = test_values(ROWS * 2 * WIDTH, 3);
+		float *cache = test_buffer(dev, values, ROWS * 2 * WIDTH, type);
+		float *o = test_buffer(dev, values, ROWS * WIDTH, type);
+		int32_t numbers[ROWS], zeros[ROWS] = {0}, *sequences, *positions;
+		struct device_attention a = {.heads = HEADS,
+		                             .kv_heads = HEADS,
+		                             .head_dim = DIM,
+		                             .scale = 1,
+		                             .ld_q = 2 * WIDTH,
+		                             .ld_o = WIDTH,
+		                             .type = type};
+		struct device_cache c = {.rows = ROWS, .tokens = 1};
+
+		for (int i = 0; i < ROWS; i++)
+			numbers[i] = i;
+		c.sequences = sequences = test_put(dev, numbers, sizeof(numbers));
+		c.positions = positions = test_put(dev, zeros, sizeof(zeros));
+		/* The keys are the queries. */
+		device_attention_rows(dev, &a, &c, o, cache, cache);
+		for (int64_t i = 0; i < ROWS * WIDTH; i++)
+			values[i] = values[i / WIDTH * 2 * WIDTH + WIDTH + i % WIDTH];
+		test_close(dev, "o", o, values, ROWS * WIDTH, type, 1e-6, 1);
+		device_free(dev, cache);
+		device_free(dev, o);
+		device_free(dev, sequences);
+		device_free(dev, positions);
+		free(values);
+	}
+}
+END_TEST
+
+#endif
+
 /* ---- choice ---- */
 
 static const struct device_choice choices[] = {
@@ -129,9 +174,6 @@ static const struct device_choice choices[] = {
     {.vocab = 3001, .ids = 3001, .ld = 0, .inverse = 1, .top_k = 2, .top_p = 1},
     {.vocab = 20000, .ids = 20000, .ld = 20000, .inverse = 1, .top_k = 5000, .top_p = 0.95},
 };
-
-/* The first of the threads' and types' combinations of a number of threads: logits are in fp32. */
-#define FOR_THREADS FOR_ALL if (type == DTYPE_F32)
 
 START_TEST(ids_have_their_probabilities)
 {
@@ -273,6 +315,9 @@ TCase *test_device_generate(void)
 	tcase_set_timeout(tc, 300);
 	tcase_set_tags(tc, "small");
 	tcase_add_loop_test(tc, rows_attend_to_their_sequences, 0, COUNT(caches));
+#ifdef TEST_ENGINE_CUDA
+	tcase_add_test(tc, many_rows_of_many_heads);
+#endif
 	tcase_add_loop_test(tc, ids_have_their_probabilities, 0, COUNT(choices));
 	tcase_add_test(tc, edges_are_met);
 	tcase_add_test(tc, zeros_tie);

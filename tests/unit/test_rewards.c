@@ -221,11 +221,9 @@ static void check_steps(const char *path, const char *want)
 	ck_assert_str_eq(steps.len ? steps.data : "", want);
 }
 
-/* With two steps on each set of completions, and every fourth step in the log. */
-START_TEST(completions_of_logged_steps)
+START_TEST(completions_in_a_file)
 {
-	struct run_config config = {.output = {.dir = dir, .log_steps = 4},
-	                            .grpo = {.iterations = 2, .log_completions = 2}};
+	struct run_config config = {.output = {.dir = dir}, .grpo = {.log_completions = 2}};
 	struct played p = play(0, "Q", "", "a", 1);
 	struct rollout set[3] = {p.rollout, p.rollout, p.rollout};
 	const double rewards[3] = {1, 0.5, -2};
@@ -237,19 +235,15 @@ START_TEST(completions_of_logged_steps)
 	/* Of a rank that writes nothing. */
 	ck_ok(completions_write(&c, 1, set, 3, rewards, &err), &err);
 	ck_ok(completions_open(&c, &config, &tok, 0, &err), &err);
-	for (int64_t step = 1; step <= 9; step += 2)
+	for (int64_t step = 1; step <= 7; step += 2)
 		ck_ok(completions_write(&c, step, set, step == 7 ? 1 : 3, rewards, &err), &err);
 	ck_ok(completions_write(&c, 9, set, 0, rewards, &err), &err);
-	check_steps("completions.jsonl", "11337");
-	/* An evaluation is not asked for the log's steps, and only its first piece is wanted. */
-	set[0].held_out = set[1].held_out = true;
+	set[0].held_out = true;
 	ck_ok(completions_write(&c, 9, set, 3, rewards, &err), &err);
-	set[0].row = 30;
-	ck_ok(completions_write(&c, 9, set, 3, rewards, &err), &err);
-	check_steps("completions.jsonl", "113379h9h");
+	check_steps("completions.jsonl", "11335579h9");
 	completions_close(&c);
 	ck_ok(completions_open(&c, &config, &tok, 6, &err), &err);
-	check_steps("completions.jsonl", "1133");
+	check_steps("completions.jsonl", "113355");
 	completions_close(&c);
 	ck_ok(file_read("completions.jsonl", 1 << 20, &text, &len, &err), &err);
 	ck_assert(strstr(text, "{\"step\":1,\"prompt\":\"Q\",\"completion\":\"a\",\"answer\":null,"
@@ -258,7 +252,7 @@ START_TEST(completions_of_logged_steps)
 	ck_ok(completions_open(&c, &config, &tok, 0, &err), &err);
 	completions_close(&c);
 	check_steps("completions.jsonl", "");
-	check_steps("completions.jsonl.1", "1133");
+	check_steps("completions.jsonl.1", "113355");
 	config.output.dir = (char *)"/none";
 	ck_fails(completions_open(&c, &config, &tok, 0, &err), &err, "/none/completions.jsonl");
 	completions_close(&c);
@@ -271,7 +265,7 @@ int main(void)
 	Suite *suite = suite_create("rewards");
 	TCase *tc = tcase_create("all");
 	const TTest *const tests[] = {lines_of_completions, any_bytes_are_text, a_program_that_cannot_start,
-	                              completions_of_logged_steps};
+	                              completions_in_a_file};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 60);

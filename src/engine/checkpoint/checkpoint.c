@@ -132,7 +132,8 @@ int checkpoint_prune(const char *output, int64_t keep, int64_t step, struct erro
  * NAME.tmp.PID. */
 static bool is_unfinished(const char *name)
 {
-	static const char *const files[] = {"checkpoint-", "metrics.jsonl", REFERENCE_FILE, ALGORITHMS_FILE};
+	static const char *const files[] = {"checkpoint-", "metrics.jsonl", "completions.jsonl",
+	                                    REFERENCE_FILE, ALGORITHMS_FILE};
 	static const char mark[] = TMP ".";
 	size_t end = strlen(name), n = end;
 
@@ -174,7 +175,7 @@ int checkpoint_clean(const char *output, struct error *err)
 
 int checkpoint_remove_all(const char *output, struct error *err)
 {
-	static const char *const files[] = {"metrics.jsonl", "runs"};
+	static const char *const files[] = {"metrics.jsonl", "completions.jsonl", "runs"};
 	_cleanup_(entries_free) struct entries found = {0};
 	int r = list_checkpoints(output, &found, err);
 
@@ -189,14 +190,20 @@ int checkpoint_remove_all(const char *output, struct error *err)
 	return r;
 }
 
-/* Whether a run that ended before its first checkpoint leaves a file of that name: metrics.jsonl,
- * metrics.jsonl.N (worker/metrics.h), runs, and the reference model's log-probabilities. */
+/* Whether a run that ended before its first checkpoint leaves a file of that name: metrics.jsonl or
+ * completions.jsonl, these with a number behind them (worker/step_lines.h), runs, and the reference model's
+ * log-probabilities. */
 static bool is_early(const char *name)
 {
-	const char *number = str_starts(name, "metrics.jsonl.") ? name + strlen("metrics.jsonl.") : "x";
+	static const char *const lines[] = {"metrics.jsonl", "completions.jsonl"};
 
-	return str_eq(name, "metrics.jsonl") || str_eq(name, "runs") || str_eq(name, REFERENCE_FILE) ||
-	       (*number && !number[strspn(number, "0123456789")]);
+	for (size_t i = 0; i < ARRAY_SIZE(lines); i++) {
+		const char *rest = str_starts(name, lines[i]) ? name + strlen(lines[i]) : "x";
+
+		if (!*rest || (*rest == '.' && rest[1] && !rest[1 + strspn(rest + 1, "0123456789")]))
+			return true;
+	}
+	return str_eq(name, "runs") || str_eq(name, REFERENCE_FILE);
 }
 
 /* Whether a run has marked the claim. Then files with the names that runs give them are that run's. */

@@ -3,7 +3,7 @@
  * The arithmetic of device_choose, in one place for all engines. Logits are ordered by keys, unsigned
  * integers of the same order; what top_k and top_p exclude is what has a key below some key, which is found 8
  * bits at a time, from the sums over all ids that have the bits so far. The weight of an id, relative to that
- * of the likeliest, is counted in units of 2^-40: sums do not depend on the order of their terms then.
+ * of the likeliest, is counted in units of 2^-39: sums do not depend on the order of their terms then.
  */
 #pragma once
 
@@ -18,7 +18,7 @@
 #define CHOICE_INLINE static inline
 #endif
 
-#define CHOICE_ONE  1099511627776.0f /* 2^40 */
+#define CHOICE_ONE  549755813888.0f /* 2^39: so many for each of 2^24 ids are less than 2^64 */
 #define CHOICE_BINS 256
 
 struct choice_limits {
@@ -62,8 +62,8 @@ CHOICE_INLINE bool choice_in_bins(uint32_t key, uint32_t found, int shift)
 	return shift == 24 || (key ^ found) >> (shift + 8) == 0;
 }
 
-/* The bin in which the sum from the highest one down reaches *want, which becomes what of it the bin has to
- * contribute. */
+/* The bin in which the sum from the highest one down reaches *want, which becomes the part that the ids of
+ * this bin have to contribute. */
 CHOICE_INLINE int choice_bin(const uint64_t bins[CHOICE_BINS], uint64_t *want)
 {
 	int b = CHOICE_BINS - 1;

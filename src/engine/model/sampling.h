@@ -16,12 +16,13 @@ struct sampling {
 	uint64_t seed;
 };
 /* The next id, chosen on the host in fp32 from generator_logits: temperature, then top_k, then top_p, then
- * min_p, as transformers does (device_choose). place: position of the choice in the sequence; the same (seed,
- * place, logits) give the same id. Greedy, or with a top_k of 1, takes the lowest id among equals. */
+ * min_p, as transformers does, but that ids which tie with the last one of top_p stay (device_choose). place:
+ * position of the choice in the sequence; the same (seed, place, logits) give the same id. Greedy, or with a
+ * top_k of 1, takes the lowest id among equals. */
 int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place);
-/* The same on a device: chosen from the first `ids` of rows of vocab logits, */
+/* The options of device_choose for the same choice among the first `ids` of rows of vocab logits. */
 struct device_choice sampling_choice(const struct sampling *s, int64_t vocab, int64_t ids);
-/* and the random number of a place, uniform in [0, 1), from (seed, place) alone. */
+/* The random number of a place, uniform in [0, 1), from (seed, place) alone. */
 double sampling_uniform(uint64_t seed, uint64_t place);
 
 /* What sampling_choose chooses among, in the order of the ids, and the probability of each: into ids and

@@ -10,9 +10,9 @@
  * additions. They take no longer than it takes to start them. */
 #define SMALL_OPERATIONS 8
 
-/* The choice of an id reads its row of logits three times; a core takes so long for each of them, with two
+/* The choice of an id reads its row of logits twice; a core takes so long for each of them, with two
  * exponentials. */
-#define ID_READS   3
+#define ID_READS   2
 #define ID_SECONDS 5e-9
 
 /* Each of so many sequences gets a token, behind `past` others. */

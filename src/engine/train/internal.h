@@ -118,6 +118,26 @@ int preference_add(struct trainer *t, struct error *err);
 int preference_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics,
                         struct error *err);
 
+/* What comes behind a step (from 1). */
+static inline bool trainer_due(int64_t step, int64_t every)
+{
+	return every > 0 && step % every == 0;
+}
+
+/* Also where the run stops: one that goes on from this step does not come back to it. */
+static inline bool trainer_has_evaluation(const struct trainer *t, int64_t step)
+{
+	return t->eval && (step == t->total_steps ||
+	                   trainer_due(step, t->o.eval_steps ? t->o.eval_steps : t->o.save_steps));
+}
+
+/* Whether on_log is called. */
+static inline bool trainer_has_log(const struct trainer *t, int64_t step)
+{
+	return step == 1 || step == t->total_steps || trainer_has_evaluation(t, step) ||
+	       trainer_due(step, t->o.log_steps);
+}
+
 /* The task is to learn from rewards. */
 static inline bool trainer_has_policy(const struct trainer *t)
 {

@@ -31,16 +31,11 @@ static void report_times(const struct interval *last, double *ranks, int n, stru
 	memset(ranks, 0, (size_t)n * sizeof(*ranks));
 }
 
-static bool due(int64_t step, int64_t every)
-{
-	return every > 0 && step % every == 0;
-}
-
 /* Whether something comes between a step and the next for which no other may be in work. */
 static bool is_pause(const struct trainer *t, int64_t step)
 {
-	return step == t->total_steps || due(step, t->o.save_steps) ||
-	       (t->eval && due(step, t->o.eval_steps));
+	return step == t->total_steps || trainer_due(step, t->o.save_steps) ||
+	       (t->eval && trainer_due(step, t->o.eval_steps));
 }
 
 static int begin_step(struct trainer *t, const struct train_callbacks *cb, struct error *err)
@@ -100,15 +95,14 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 		for (int i = 0; i < t->world_size; i++)
 			ranks[i] += trainer_rank_seconds(t)[i];
 		end = t->step == t->total_steps;
-		save = !end && (due(t->step, t->o.save_steps) || stop);
-		/* Also where the run stops: one that goes on from this step does not come back to it. */
-		eval = t->eval && (end || due(t->step, t->o.eval_steps ? t->o.eval_steps : t->o.save_steps));
+		save = !end && (trainer_due(t->step, t->o.save_steps) || stop);
+		eval = trainer_has_evaluation(t, t->step);
 		if (eval) {
 			if ((r = trainer_evaluate(t, &log.eval_loss, log.eval_metrics, err)) < 0)
 				return r;
 			log.has_eval = true;
 		}
-		if (cb->on_log && (eval || end || t->step == 1 || due(t->step, t->o.log_steps))) {
+		if (cb->on_log && trainer_has_log(t, t->step)) {
 			log.loss_mean = last.loss / (double)last.losses;
 			log.tokens_per_second = last.seconds > 0 ? (double)last.tokens / last.seconds : 0;
 			log.eta_seconds = (double)(t->total_steps - t->step) * seconds_per_step(&all, first);

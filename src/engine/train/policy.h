@@ -66,11 +66,12 @@ struct policy_options {
 	int (*reward)(void *context, const struct rollout *rollouts, int64_t n, double *rewards,
 	              struct error *err);
 	void *reward_context;
-	/* NULL, or called on each rank with its completions and their rewards: those that step `step` (from
-	 * 1) begins with, or some of those of an evaluation behind it. */
+	/* NULL, or called on each rank with its completions and their rewards: before step `step` (from 1),
+	 * where on_log will be called behind it, or behind another step on the same completions; and in the
+	 * evaluation behind that step with those that a rank has generated first. */
 	int (*on_rewards)(void *context, int64_t step, const struct rollout *rollouts, int64_t n,
 	                  const double *rewards, struct error *err);
-	void *log_context;
+	void *on_rewards_context;
 };
 void policy_options_default(struct policy_options *o); /* no policy */
 

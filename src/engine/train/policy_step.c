@@ -11,6 +11,8 @@
 #include "base/clock.h"
 #include "engine/train/internal.h"
 
+#define WAITING "waiting for the completions and rewards of the other ranks (parallel.timeout)"
+
 static bool counts(const struct trainer *t, const struct rollout *one)
 {
 	return one->finished || !t->o.policy.mask_unfinished;
@@ -18,8 +20,7 @@ static bool counts(const struct trainer *t, const struct rollout *one)
 
 /* ---- before the passes ---- */
 
-/* step: which they are for, or which the evaluation is behind. */
-static int reward(struct trainer *t, int64_t step, struct error *err)
+static int reward(struct trainer *t, struct error *err)
 {
 	const struct policy_options *o = &t->o.policy;
 	struct policy_work *p = &t->policy;
@@ -36,9 +37,28 @@ static int reward(struct trainer *t, int64_t step, struct error *err)
 		if (!isfinite(p->rewards[i]))
 			r = error_set(err, -EDOM, "the reward of completion %lld, %g, is not finite",
 			              (long long)i, p->rewards[i]);
-	return r == 0 && o->on_rewards
-	           ? o->on_rewards(o->log_context, step, p->rollouts, p->count, p->rewards, err)
-	           : r;
+	return r;
+}
+
+/* step: before which the completions are generated, or behind which they are evaluated. */
+static int report(struct trainer *t, int64_t step, struct error *err)
+{
+	const struct policy_options *o = &t->o.policy;
+	struct policy_work *p = &t->policy;
+
+	return o->on_rewards
+	           ? o->on_rewards(o->on_rewards_context, step, p->rollouts, p->count, p->rewards, err)
+	           : 0;
+}
+
+/* Whether there is a log behind one of the steps on the same completions, of which `step` is the first. */
+static bool is_logged(const struct trainer *t, int64_t step)
+{
+	bool logged = false;
+
+	for (int i = 0; i < t->o.policy.iterations; i++)
+		logged |= trainer_has_log(t, step + i);
+	return logged;
 }
 
 /* What has to be known of all ranks' completions. */
@@ -97,15 +117,14 @@ int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
 		if ((r = rollouts_make(t, number, err)) < 0)
 			return r;
 		made = clock_monotonic();
-		if ((r = reward(t, t->begun + 1, err)) < 0)
+		if ((r = reward(t, err)) < 0 ||
+		    (is_logged(t, t->begun + 1) && (r = report(t, t->begun + 1, err)) < 0))
 			return r;
 		/* Of each step that they are for. */
 		p->seconds[0] = (made - begun) / t->o.policy.iterations;
 		p->seconds[1] = (clock_monotonic() - made) / t->o.policy.iterations;
 		if ((r = share_totals(t, err)) < 0)
-			return error_prefix(
-			    err,
-			    "waiting for the completions and rewards of the other ranks (parallel.timeout)");
+			return error_prefix(err, WAITING);
 	}
 	count_rewards(t);
 	w->targets = (int64_t)p->all.counted;
@@ -118,11 +137,15 @@ int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
 static int evaluate(struct trainer *t, struct policy_evaluation *all, struct error *err)
 {
 	struct policy_work *p = &t->policy;
-	int64_t each = t->o.micro_batch * t->o.accumulation;
+	int64_t rows = dataset_rows(t->eval), each = t->o.micro_batch * t->o.accumulation;
 	int r = 0;
 
-	for (int64_t first = 0; first < dataset_rows(t->eval) && r == 0; first += each * t->world_size) {
-		if ((r = rollouts_hold_out(t, first, each, err)) < 0 || (r = reward(t, t->step, err)) < 0)
+	for (int64_t first = 0; first < rows && r == 0; first += each * t->world_size) {
+		/* No rank has more: where they share weights, each place takes a pass. */
+		int64_t most = (rows - first + t->world_size - 1) / t->world_size;
+
+		if ((r = rollouts_hold_out(t, first, MIN(each, most), err)) < 0 || (r = reward(t, err)) < 0 ||
+		    (first == 0 && (r = report(t, t->step, err)) < 0))
 			return r;
 		for (int64_t i = 0; i < p->count; i++) {
 			all->completions++;
@@ -155,8 +178,9 @@ int policy_evaluate(struct trainer *t, struct preference_metric *metrics, struct
 	     (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, PLAN_TOTALS, COMM_SUM), err)) < 0 ||
 	     (r = device_read(t->dev, &all, device, sizeof(all), err)) < 0 ||
 	     (r = trainer_check_comm(t, err)) < 0))
-		return r;
-	policy_evaluation_metrics(&t->o.policy, &all, metrics);
+		return error_prefix(err, "evaluation: " WAITING);
+	if (metrics)
+		policy_evaluation_metrics(&t->o.policy, &all, metrics);
 	return 0;
 }
 

@@ -196,7 +196,7 @@ static int run_wave(struct trainer *t, const struct wave *w, struct error *err)
 
 /* ---- completions of prompts ---- */
 
-/* As many of each of the prompts in t->rows, which are rows of data. */
+/* p->generations completions of each prompt in t->rows, which are rows of data. */
 static int begin_rollouts(struct trainer *t, const struct dataset *data, int64_t prompts, struct error *err)
 {
 	struct policy_work *p = &t->policy;

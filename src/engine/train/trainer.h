@@ -76,7 +76,8 @@ struct train_log {
 	 * measured. Each rank's part of a step is known to the others one or two steps later. */
 	int slowest_rank;
 	double slowest_seconds;
-	/* Of a preference task: of this very step; and of the evaluation, where has_eval. */
+	/* Of a preference task, or of one that learns from rewards: of this very step; and of the evaluation,
+	 * where has_eval. */
 	struct preference_metric metrics[PREFERENCE_METRICS_MAX], eval_metrics[PREFERENCE_METRICS_MAX];
 	int metric_count;
 };
@@ -164,7 +165,8 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
  * is queued before this one is waited for. The last call has more = false. */
 int trainer_run_step_ahead(struct trainer *t, bool more, struct train_log *log, struct error *err);
 /* Mean loss over the held-out rows, all ranks together; of a preference task their measurements, too (NULL:
- * not wanted). */
+ * not wanted). Of a task that learns from rewards the measurements alone, of a completion of each row; the
+ * loss is NaN. */
 int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err);
 
 /* The teacher of o.distillation, or the reference of o.policy, whose weights are to be loaded before the

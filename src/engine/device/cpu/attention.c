@@ -280,9 +280,8 @@ void KERNEL(attention_forward)(struct device *dev, const struct device_attention
 
 /* The heads of a group, of the n tokens behind `past` others of a sequence. */
 static void cached_group(const struct device_attention *a, int kv, int64_t past, int64_t n, void *scratch,
-                         int64_t ld_kv, void *o, const void *q, const void *k, const void *v)
+                         void *o, const void *q, const void *k, const void *v)
 {
-	struct device_attention of = *a;
 	int64_t group = a->heads / a->kv_heads, before = a->window > 0 ? past - a->window + 1 : 0;
 	struct forward_scratch s = forward_scratch(scratch, past + n, a->head_dim);
 	struct forward_task t = {.queries = n,
@@ -296,8 +295,7 @@ static void cached_group(const struct device_attention *a, int kv, int64_t past,
 	                         .ld_q = a->ld_q,
 	                         .ld_o = a->ld_o};
 
-	of.ld_k = of.ld_v = ld_kv;
-	run_forward(&t, &s, &of, at(o, kv * group * a->head_dim, a->type), NULL,
+	run_forward(&t, &s, a, at(o, kv * group * a->head_dim, a->type), NULL,
 	            at_const(q, kv * group * a->head_dim, a->type),
 	            at_const(k, (int64_t)kv * a->head_dim, a->type),
 	            at_const(v, (int64_t)kv * a->head_dim, a->type), before > 0 ? before / BLOCK * BLOCK : 0,
@@ -314,8 +312,8 @@ void KERNEL(attention_cached)(struct device *dev, const struct device_attention 
 		return;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(dev->threads)
 	for (int kv = 0; kv < a->kv_heads; kv++)
-		cached_group(a, kv, past, a->tokens, scratch + room * (size_t)omp_get_thread_num(), a->ld_k,
-		             o, q, k_cache, v_cache);
+		cached_group(a, kv, past, a->tokens, scratch + room * (size_t)omp_get_thread_num(), o, q,
+		             k_cache, v_cache);
 }
 
 void KERNEL(attention_rows)(struct device *dev, const struct device_attention *a,
@@ -324,17 +322,20 @@ void KERNEL(attention_rows)(struct device *dev, const struct device_attention *a
 	size_t room = attention_cached_bytes(c->longest + 1, a->head_dim);
 	char *scratch = device_scratch(dev, room * (size_t)dev->threads, "attention_rows");
 	int64_t width = (int64_t)a->kv_heads * a->head_dim;
+	struct device_attention of = *a;
 
 	if (!scratch)
 		return;
+	of.ld_k = of.ld_v = 2 * width;
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(dev->threads)
 	for (int64_t r = 0; r < c->rows; r++) {
 		for (int kv = 0; kv < a->kv_heads; kv++) {
 			const char *k = at_const(cache, c->sequences[r] * c->tokens * 2 * width, a->type);
 
-			cached_group(a, kv, c->positions[r], 1, scratch + room * (size_t)omp_get_thread_num(),
-			             2 * width, at(o, r * a->ld_o, a->type),
-			             at_const(q, r * a->ld_q, a->type), k, at_const(k, width, a->type));
+			cached_group(&of, kv, c->positions[r], 1,
+			             scratch + room * (size_t)omp_get_thread_num(),
+			             at(o, r * a->ld_o, a->type), at_const(q, r * a->ld_q, a->type), k,
+			             at_const(k, width, a->type));
 		}
 	}
 }

@@ -24,7 +24,9 @@ static inline size_t attention_scratch(int64_t tokens, int heads)
 	return (size_t)tokens * (size_t)heads * sizeof(float);
 }
 
-/* Attention to a cache divides the keys of a token into stretches of at least so many, at most so many. */
+/* New tokens of one sequence from which on attention to a cache is that of training. */
+#define CACHED_MANY 8
+/* With fewer it divides the keys of a token into stretches of at least so many, at most so many. */
 #define CACHED_CHUNK  256
 #define CACHED_SPLITS 64
 

@@ -28,6 +28,7 @@ size_t cuda_scratch_bytes(const struct device_shapes *s)
 	size_t bias_row = (bias * sizeof(float) + 255) / 256 * 256;
 	size_t need = larger(WORKSPACE + bias_row, COLUMN_PARTS * norm * sizeof(float));
 	int64_t stretches = (s->cache_tokens + CACHED_CHUNK - 1) / CACHED_CHUNK;
+	int64_t rows = s->cache_rows > CACHED_MANY - 1 ? s->cache_rows : CACHED_MANY - 1;
 
 	if (bias_parts > COLUMN_PARTS)
 		bias_parts = COLUMN_PARTS;
@@ -35,7 +36,7 @@ size_t cuda_scratch_bytes(const struct device_shapes *s)
 	need = larger(need, (size_t)(s->quantized + 63) / 64 * sizeof(float));
 	need = larger(need,
 	              (2 * (size_t)s->tokens + 1) * sizeof(int32_t)); /* the order that embedding.cu sorts */
-	need = larger(need, attention_cached_scratch(s->cache_rows, s->heads, s->head_dim,
+	need = larger(need, attention_cached_scratch(rows, s->heads, s->head_dim,
 	                                             stretches < CACHED_SPLITS ? stretches : CACHED_SPLITS));
 	return larger(need, attention_scratch(s->tokens, s->heads));
 }

@@ -9,21 +9,11 @@
 
 static attention_shape shape_of(const struct device_attention *a)
 {
-	attention_shape s = {};
+	attention_shape s = attention_shape_of(a);
 
 	s.queries = s.keys = a->tokens;
-	s.heads = a->heads;
-	s.group = a->heads / a->kv_heads;
-	s.head_dim = a->head_dim;
-	s.window = a->window;
 	s.documents = a->documents;
 	s.starts = a->documents > 1 ? a->starts : NULL;
-	s.scale = a->scale;
-	s.cap = a->cap;
-	s.ld_q = a->ld_q;
-	s.ld_k = a->ld_k;
-	s.ld_v = a->ld_v;
-	s.ld_o = a->ld_o;
 	s.amax = a->amax;
 	return s;
 }

@@ -29,6 +29,24 @@ struct attention_shape {
 	const float *cos_table, *sin_table;
 };
 
+/* What all calls have: heads, scale, cap, window and strides. */
+static inline attention_shape attention_shape_of(const struct device_attention *a)
+{
+	attention_shape s = {};
+
+	s.heads = a->heads;
+	s.group = a->heads / a->kv_heads;
+	s.head_dim = a->head_dim;
+	s.window = a->window;
+	s.scale = a->scale;
+	s.cap = a->cap;
+	s.ld_q = a->ld_q;
+	s.ld_k = a->ld_k;
+	s.ld_v = a->ld_v;
+	s.ld_o = a->ld_o;
+	return s;
+}
+
 /* Adds the largest magnitude of what the lanes of a warp have found. */
 static __device__ __forceinline__ void found_into(const attention_shape &a, float max)
 {

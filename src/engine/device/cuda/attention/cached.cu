@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Attention of a few new tokens to the rows of a cache. One query and thousands of keys would give too few
- * blocks, so the keys are divided into ranges, and a second kernel combines the sums of the ranges. From MANY
- * new tokens of a sequence on, the kernels of training are used. How keys are divided depends on their number
- * alone, so that a token has the same bits whichever others have theirs at the same time.
+ * blocks, so the keys are divided into ranges, and a second kernel combines the sums of the ranges. From
+ * CACHED_MANY new tokens of a sequence on, the kernels of training are used. How keys are divided depends on
+ * their number alone, so that a token has the same bits whichever others have theirs at the same time.
  */
 #include "engine/device/cuda/attention/attention.cuh"
 
-#define MANY    8
 #define WARPS   4
 #define THREADS (32 * WARPS)
 #define MAX_DIM 256
@@ -31,19 +30,20 @@ static __host__ __device__ __forceinline__ int64_t stretch_of(int64_t keys)
 	return even < CACHED_CHUNK ? CACHED_CHUNK : even;
 }
 
-/* A block takes one query of one head and one stretch; its warps take keys in turns, lanes are dimensions. */
+/* A block takes one query of one head and one stretch; its warps take keys in turns, lanes are dimensions.
+ * Queries and heads are the grid's x, of which there may be more than 65535. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     stretch_kernel(attention_shape a, cache_rows c, float *parts, const T *q, const T *k, const T *v)
 {
 	__shared__ float out[WARPS][MAX_DIM], maxima[WARPS], sums[WARPS];
 	int hd = a.head_dim, lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-	int64_t query = blockIdx.y / a.heads, position = position_of(a, c, query);
-	int head = (int)(blockIdx.y % a.heads);
+	int64_t query = blockIdx.x / a.heads, position = position_of(a, c, query);
+	int head = (int)(blockIdx.x % a.heads);
 	int64_t stretch = stretch_of(c.positions ? position + 1 : a.keys);
-	int64_t lo = blockIdx.x * stretch, hi = lo + stretch < position + 1 ? lo + stretch : position + 1;
+	int64_t lo = blockIdx.y * stretch, hi = lo + stretch < position + 1 ? lo + stretch : position + 1;
 	int64_t begin = first_key(a, position);
-	float *part = parts + ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * (hd + 2);
+	float *part = parts + ((int64_t)blockIdx.x * gridDim.y + blockIdx.y) * (hd + 2);
 	float in[MAX_DIM / 32], acc[MAX_DIM / 32] = {}, max = -INFINITY, sum = 0;
 
 	/* Another row has more keys. */
@@ -127,23 +127,6 @@ static __global__ void __launch_bounds__(THREADS)
 	}
 }
 
-static attention_shape shape_of(const struct device_attention *a)
-{
-	attention_shape s = {};
-
-	s.heads = a->heads;
-	s.group = a->heads / a->kv_heads;
-	s.head_dim = a->head_dim;
-	s.window = a->window;
-	s.scale = a->scale;
-	s.cap = a->cap;
-	s.ld_q = a->ld_q;
-	s.ld_k = a->ld_k;
-	s.ld_v = a->ld_v;
-	s.ld_o = a->ld_o;
-	return s;
-}
-
 /* s.keys: of the query that has most. */
 static void attend(struct device *dev, attention_shape s, cache_rows c, enum dtype type, void *o,
                    const void *q, const void *k, const void *v)
@@ -164,7 +147,7 @@ static void attend(struct device *dev, attention_shape s, cache_rows c, enum dty
 	with_type(type, [&](auto t) {
 		typedef decltype(t) T;
 
-		LAUNCH(dev, stretch_kernel<T>, dim3((unsigned)splits, (unsigned)(s.queries * s.heads)),
+		LAUNCH(dev, stretch_kernel<T>, dim3((unsigned)(s.queries * s.heads), (unsigned)splits),
 		       THREADS, 0, s, c, parts, (const T *)q, (const T *)k, (const T *)v);
 		LAUNCH(dev, join_kernel<T>, (unsigned)(s.queries * s.heads), THREADS, 0, s, c, (T *)o, parts,
 		       (int)splits);
@@ -174,14 +157,14 @@ static void attend(struct device *dev, attention_shape s, cache_rows c, enum dty
 extern "C" void device_attention_cached(struct device *dev, const struct device_attention *a, int64_t past,
                                         void *o, const void *q, const void *k_cache, const void *v_cache)
 {
-	attention_shape s = shape_of(a);
+	attention_shape s = attention_shape_of(a);
 
 	if (a->tokens <= 0)
 		return;
 	s.queries = a->tokens;
 	s.offset = past;
 	s.keys = past + a->tokens;
-	if (a->tokens < MANY && a->head_dim <= MAX_DIM) {
+	if (a->tokens < CACHED_MANY && a->head_dim <= MAX_DIM) {
 		attend(dev, s, cache_rows{}, a->type, o, q, k_cache, v_cache);
 		return;
 	}
@@ -222,7 +205,7 @@ extern "C" void device_attention_rows(struct device *dev, const struct device_at
 {
 	int64_t width = (int64_t)a->kv_heads * a->head_dim;
 	size_t half = (size_t)width * dtype_size(a->type);
-	attention_shape s = shape_of(a);
+	attention_shape s = attention_shape_of(a);
 	cache_rows rows = {c->sequences, c->positions, c->tokens};
 
 	if (c->rows <= 0)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Draws an id from each row of logits, with one block for each row (choice.h). A row of 152 thousand ids
- * stays in the L2 cache while it is read: three times, and without top_k and top_p for the last time; those
- * two read it four times more each.
+ * Draws an id from each row of logits, with one block for each row (choice.h). The row is read for the
+ * likeliest id and for the choice, four times more with top_k, and five times more with top_p; one of 152
+ * thousand ids stays in the L2 cache meanwhile.
  *
  * The sums of bins are of 64 bits, for which shared memory has no addition: each is kept as three sums of 14
  * bits of every term, in as many words, which 2^18 terms do not overflow. Neighbours in a warp often are in
  * the same bin; some copies of the bins let them be added side by side, and have a part of the terms each.
  */
-#include "engine/device/cuda/kernel.cuh"
+#include "engine/device/cuda/vocabulary/best.cuh"
 
 #include "engine/device/choice.h"
 
@@ -19,37 +19,6 @@
 #define LIMB    14 /* bits */
 
 #define MOST_IDS ((int64_t)COPIES << (32 - LIMB))
-
-struct best {
-	float value;
-	int64_t index;
-};
-
-/* A NaN is none. */
-static __device__ __forceinline__ best better(best a, best b)
-{
-	return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
-}
-
-/* The likeliest id, the lowest among equals; 0 where there are only NaNs. */
-static __device__ best likeliest(const float *x, int64_t ids)
-{
-	__shared__ best part[WARPS];
-	best b = {-INFINITY, ids};
-
-	for (int64_t i = threadIdx.x; i < ids; i += THREADS)
-		b = better(b, best{x[i], i});
-#pragma unroll
-	for (int mask = 16; mask; mask >>= 1)
-		b = better(b, best{shuffle_xor(b.value, mask), shuffle_xor(b.index, mask)});
-	if (threadIdx.x % 32 == 0)
-		part[threadIdx.x / 32] = b;
-	__syncthreads();
-	b = part[0];
-	for (int i = 1; i < WARPS; i++)
-		b = better(b, part[i]);
-	return b.index < ids ? b : best{b.value, 0};
-}
 
 static __device__ void clear_bins(uint32_t (*limbs)[LIMBS][CHOICE_BINS])
 {
@@ -156,7 +125,7 @@ static __global__ void __launch_bounds__(THREADS)
     choose_kernel(struct device_choice d, int32_t *id, const float *logits, const double *uniform)
 {
 	const float *x = logits + blockIdx.x * d.ld;
-	best top = likeliest(x, d.ids);
+	best top = block_best<THREADS>(x, d.ids);
 	choice_limits l = {choice_capped(&d, top.value), 0};
 	device_choice all = d;
 	int64_t chosen = top.index;
@@ -181,8 +150,9 @@ extern "C" void device_choose(struct device *dev, const struct device_choice *d,
 {
 	if (rows <= 0 || d->ids <= 0)
 		return;
-	if (d->ids > MOST_IDS) {
-		device_fault(dev, -EOPNOTSUPP, "choice among %lld ids; the CUDA engine has room for %lld",
+	if (d->ids > MOST_IDS && (d->top_k > 1 || (d->top_k != 1 && d->top_p < 1))) {
+		device_fault(dev, -EOPNOTSUPP,
+		             "top_k or top_p of %lld ids; the CUDA engine has room for %lld",
 		             (long long)d->ids, (long long)MOST_IDS);
 		return;
 	}

@@ -6,7 +6,7 @@
  * in bf16, whose rest stays in the L2 cache, since each multiprocessor has one row at a time. So 2 bytes are
  * read and 2 written for each logit.
  */
-#include "engine/device/cuda/kernel.cuh"
+#include "engine/device/cuda/vocabulary/best.cuh"
 
 #define THREADS     512         /* of argmax */
 #define SMALL_ROW   (32 * 1024) /* bytes up to which a row is for few threads */
@@ -182,41 +182,13 @@ extern "C" void device_cross_entropy(struct device *dev, void *logits, enum dtyp
 }
 
 /* ---- argmax ---- */
-/* The greatest element, and of equal ones that with the lowest index; NaNs are ignored. */
-struct best {
-	float value;
-	int64_t index;
-};
-
-static __device__ __forceinline__ best better(best a, best b)
-{
-	return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
-}
-
 template <typename T>
 static __global__ void __launch_bounds__(THREADS) argmax_kernel(int32_t *id, const T *logits, int64_t vocab)
 {
-	__shared__ best part[THREADS / 32];
-	const T *x = logits + blockIdx.x * vocab;
-	best b = {-INFINITY, vocab};
+	best b = block_best<THREADS>(logits + blockIdx.x * vocab, vocab);
 
-	for (int64_t i = threadIdx.x; i < vocab; i += THREADS) {
-		float v = to_float(x[i]);
-
-		if (v == v)
-			b = better(b, best{v, i});
-	}
-#pragma unroll
-	for (int mask = 16; mask; mask >>= 1)
-		b = better(b, best{shuffle_xor(b.value, mask), shuffle_xor(b.index, mask)});
-	if (threadIdx.x % 32 == 0)
-		part[threadIdx.x / 32] = b;
-	__syncthreads();
-	if (threadIdx.x == 0) {
-		for (int i = 1; i < THREADS / 32; i++)
-			b = better(b, part[i]);
-		id[blockIdx.x] = b.index < vocab ? (int32_t)b.index : 0;
-	}
+	if (threadIdx.x == 0)
+		id[blockIdx.x] = (int32_t)b.index;
 }
 
 extern "C" void device_argmax(struct device *dev, int32_t *id, const void *logits, enum dtype type,
