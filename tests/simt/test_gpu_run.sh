@@ -66,7 +66,7 @@ cat >both/parts/ops <<'EOF'
 echo "$part $GPU_FIRST$GPU_COMPILE" >>"$DTRAIN_STEPS"
 : >"$DTRAIN_STEPS.$part"
 case $part in
-bench-* | profile) ;;
+bench-* | profile | rewards) ;;
 *) while [ -n "$DTRAIN_AT_ONCE" ] && [ "$(ls "$DTRAIN_STEPS".* | wc -l)" -lt 8 ]; do sleep 0.02; done ;;
 esac
 [ -z "$GPU_COMPILE" ] || exit 0
@@ -80,19 +80,19 @@ resume) exit 3 ;;
 esac
 exit 0
 EOF
-for part in families ranks curve fp8 resume sanitize bench profile; do cp both/parts/ops "both/parts/$part"; done
+for part in families ranks curve fp8 resume rewards sanitize bench profile; do cp both/parts/ops "both/parts/$part"; done
 DTRAIN_STEPS=$tmp/alone DTRAIN_AT_ONCE='' both/run --engine simt --build "$build" --out "$tmp/both/one" >both/one.words && fail "parts that fail: status 0"
 DTRAIN_STEPS=$tmp/beside DTRAIN_AT_ONCE=yes both/run --engine simt --build "$build" --out "$tmp/both/two" --together --minutes 9.5 >both/two.words &&
 	fail "parts that fail at the same time: status 0"
 for one in one two; do sort "both/$one/results.tsv" >"both/$one.sorted"; done
 diff both/one.sorted both/two.sorted || fail "--together has other results"
-[ "$(grep -c -P '\tfail\t' both/two.sorted)" = 12 ] || fail "--together: not the failures of every part: $(cat both/two.sorted)"
+[ "$(grep -c -P '\tfail\t' both/two.sorted)" = 13 ] || fail "--together: not the failures of every part: $(cat both/two.sorted)"
 for want in "ranks: ranks: cut off after 3 s" "families: families: killed by a signal" "resume: resume: status 3" "sanitize: second: words of sanitize"; do
 	grep -q "^FAIL  $want" both/two.words || fail "--together does not say: $want: $(cat both/two.words)"
 done
-[ "$(sed -n '9,$p' beside | tr '\n' ' ')" = "bench-tiny yes profile yes bench-tiny  profile  " ] && grep -q -x 'compile-tiny yes' beside ||
+[ "$(sed -n '9,$p' beside | tr '\n' ' ')" = "bench-tiny yes profile yes bench-tiny  profile  rewards  " ] && grep -q -x 'compile-tiny yes' beside ||
 	fail "--together: another order: $(cat beside)"
-[ "$(cut -f1 both/two/results.tsv | uniq | wc -l)" = 9 ] || fail "--together: the results of a part are not in one place"
+[ "$(cut -f1 both/two/results.tsv | uniq | wc -l)" = 10 ] || fail "--together: the results of a part are not in one place"
 
 # A run that is ended has the results of the parts that were running.
 cat >both/parts/ops <<'EOF'

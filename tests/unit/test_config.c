@@ -1359,6 +1359,7 @@ START_TEST(numbers_have_these_ranges)
 	    "grpo.max_new_tokens 1 1048576\ngrpo.temperature 0.01 100\ngrpo.top_k 0 1000000000\n"
 	    "grpo.top_p 0 1\ngrpo.min_p 0 1\ngrpo.beta 0 1000\ngrpo.epsilon 1e-06 1\n"
 	    "grpo.epsilon_high 0 1000\ngrpo.iterations 1 1000\ngrpo.sequences 0 4096\n"
+	    "grpo.log_completions 0 1000000\n"
 	    "parallel.shard_degree 0 1000000\n"
 	    "parallel.prefetch 0 15\nparallel.persist_below 0 1000000000000000\nparallel.timeout 1 86400\n"
 	    "resources.nodes 1 100000\nresources.spares 0 100000\nresources.devices_per_node 1 1024\n"
