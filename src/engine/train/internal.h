@@ -86,8 +86,8 @@ struct trainer {
 		} held_out;
 		struct model_part *parts; /* of a pass, and their tokens */
 		int32_t *next;
-		double *uniform; /* random numbers of those that follow, and these */
-		int32_t *chosen;
+		double *uniform; /* of a pass: the random numbers by which the next ids are chosen */
+		int32_t *chosen; /* of a pass: these ids */
 		struct policy_totals all;
 		double sums[POLICY_SUMS];
 		double seconds[2]; /* for completions and rewards */
