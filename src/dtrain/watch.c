@@ -26,8 +26,8 @@ struct watch {
 	long long id;
 	bool terminal, json;
 	double started; /* Unix time of the attempt's start, 0: not yet */
-	double loss;    /* of the last report that had one */
-	bool has_loss;
+	double last;    /* mean reward, or loss, of the last report that had one */
+	const char *last_name;
 	bool drawn;   /* the bar is on the current line */
 	int64_t step; /* of the last report; -1: none had one */
 	struct strbuf partial;
@@ -103,8 +103,12 @@ static void describe(const struct watch *w, const struct progress *m, struct str
 	double rate = m->tokens_per_second;
 	char text[32];
 
-	if (m->has_loss)
+	if (m->has_reward)
+		add_part(line, room, "  reward %s", str_measure(text, sizeof text, m->reward, 4));
+	else if (m->has_loss)
 		add_part(line, room, "  loss %s", str_measure(text, sizeof text, m->loss, 4));
+	if (m->has_eval_reward)
+		add_part(line, room, "  eval reward %s", str_measure(text, sizeof text, m->eval_reward, 4));
 	if (m->has_eval_loss)
 		add_part(line, room, "  eval loss %s", str_measure(text, sizeof text, m->eval_loss, 4));
 	if (rate >= 100000)
@@ -137,6 +141,15 @@ static void draw_bar(struct watch *w, const struct progress *m)
 	w->drawn = true;
 }
 
+/* What the last line says of the run: its mean reward, where there is one, or its loss. */
+static void take_last(struct watch *w, const struct progress *m)
+{
+	if (!m->has_reward && !m->has_loss)
+		return;
+	w->last_name = m->has_reward ? "reward" : "loss";
+	w->last = m->has_reward ? m->reward : m->loss;
+}
+
 static void print_metrics(struct watch *w, const struct progress *m)
 {
 	_cleanup_free_ char *plain = m->message && *m->message ? strdup(m->message) : NULL;
@@ -146,10 +159,7 @@ static void print_metrics(struct watch *w, const struct progress *m)
 		clear_bar(w);
 		printf("%s\n", str_make_plain(plain));
 	}
-	if (m->has_loss) {
-		w->loss = m->loss;
-		w->has_loss = true;
-	}
+	take_last(w, m);
 	if (m->has_step) {
 		if (w->terminal) {
 			draw_bar(w, m);
@@ -221,15 +231,13 @@ static void print_end(struct watch *w, const struct run_view *run)
 	clear_bar(w);
 	w->started = run->started;
 	progress_read(run->progress, &progress);
-	if (!w->has_loss && progress.has_loss) {
-		w->loss = progress.loss;
-		w->has_loss = true;
-	}
+	if (!w->last_name)
+		take_last(w, &progress);
 	strbuf_addf(&text, "run %lld (%s): %s", w->id, run->name ? run->name : "?", run_states[run->state]);
 	if (w->started > 0)
 		strbuf_addf(&text, " after %s", str_duration(time, sizeof time, elapsed(w, run->ended)));
-	if (w->has_loss)
-		strbuf_addf(&text, ", loss %s", str_measure(time, sizeof time, w->loss, 4));
+	if (w->last_name)
+		strbuf_addf(&text, ", %s %s", w->last_name, str_measure(time, sizeof time, w->last, 4));
 	if (trains && where)
 		strbuf_addf(&text, ", %s in %s",
 		            run->state == RUN_SUCCEEDED ? "the model is" : "checkpoints, if any, are", where);

@@ -120,12 +120,14 @@ MESSAGE_DECLARE(run_event)
  * any members of any type: what is not there, or of another type, is not known. */
 struct progress {
 	bool has_step, has_loss, has_eval_loss, has_learning_rate, has_tokens_per_second, has_eta_seconds;
-	int64_t step, steps;      /* 0: not known */
-	double loss, eval_loss;   /* 0: not known */
-	double learning_rate;     /* 0: not known */
-	double tokens_per_second; /* 0: not known */
-	double eta_seconds;       /* 0: not known */
-	const char *message;      /* borrowed from the report; NULL: none */
+	bool has_reward, has_eval_reward; /* of a run that learns from rewards */
+	int64_t step, steps;              /* 0: not known */
+	double loss, eval_loss;           /* 0: not known */
+	double reward, eval_reward;       /* 0: not known */
+	double learning_rate;             /* 0: not known */
+	double tokens_per_second;         /* 0: not known */
+	double eta_seconds;               /* 0: not known */
+	const char *message;              /* borrowed from the report; NULL: none */
 };
 
 void progress_read(const json_t *report, struct progress *out);

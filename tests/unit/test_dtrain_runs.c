@@ -365,6 +365,31 @@ START_TEST(a_line_of_progress_has_what_is_known)
 }
 END_TEST
 
+/* Of a run that learns from rewards, these say what its loss does not. */
+START_TEST(rewards_in_place_of_a_loss)
+{
+	static const char reports[] =
+	    "{\"step\":1,\"steps\":9,\"loss\":1e-9,\"reward\":0.5,\"tokens_per_second\":99}\n"
+	    "{\"step\":2,\"steps\":9,\"loss\":-1e-9,\"reward\":-0.75,\"eval_reward\":0.25}\n";
+	static const char run[] =
+	    "{\"id\":17,\"name\":\"a\",\"task\":\"grpo\",\"state\":\"running\",\"version\":2,"
+	    "\"attempt\":1}";
+	const struct exchange list[] = {
+	    {"GET /v1/runs/17 ", run},
+	    {"GET /v1/runs/17/metrics?follow=1&positions=1 ", reports},
+	    {"GET /v1/runs/17?wait=change&version=2 ", ENDED("succeeded", "")},
+	};
+	_cleanup_(call_release) struct call c = fixture_exchange(cmd_watch, "watch 17", list, 3);
+
+	ck_assert_int_eq(c.status, 0);
+	ck_assert_str_eq(
+	    c.output, "run 17 (a): running\n"
+	              "step 1/9  reward 0.5000  99 tokens/s\n"
+	              "step 2/9  reward -0.7500  eval reward 0.2500\n"
+	              "run 17 (a): succeeded after 3m10s, reward -0.7500, the model is in /home/u/saves/a\n");
+}
+END_TEST
+
 /* What it generates is for this terminal alone. */
 START_TEST(an_interrupt_cancels_a_generation)
 {
@@ -739,6 +764,7 @@ int main(void)
 	tcase_add_test(tc, a_watch_ends_in_a_state_that_it_does_not_know);
 	tcase_add_test(tc, the_bar_keeps_its_width);
 	tcase_add_test(tc, a_line_of_progress_has_what_is_known);
+	tcase_add_test(tc, rewards_in_place_of_a_loss);
 	tcase_add_loop_test(tc, what_a_command_prints, 0, ARRAY_SIZE(printed));
 	tcase_add_test(tc, several_are_ended);
 	tcase_add_test(tc, one_that_is_not_cancelled_is_not_awaited);

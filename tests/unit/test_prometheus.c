@@ -185,7 +185,7 @@ END_TEST
 START_TEST(runs_have_values)
 {
 	_cleanup_json_ json_t *progress =
-	    json_pack("{s:i,s:f,s:f}", "step", 5, "loss", 2.5, "eta_seconds", 60.5);
+	    json_pack("{s:i,s:f,s:f,s:f}", "step", 5, "loss", 2.5, "eta_seconds", 60.5, "reward", -0.25);
 
 	runs[0].progress = progress;
 	runs[0].retries.record.restarts = 2;
@@ -194,6 +194,7 @@ START_TEST(runs_have_values)
 	check("dtrain_run_step{run=\"7\",name=\"a\\\"b\\\\c\\nd\"} 5", true);
 	check("dtrain_run_loss{run=\"7\",name=\"a\\\"b\\\\c\\nd\"} 2.5", true);
 	check("dtrain_run_eta_seconds{run=\"7\",name=\"a\\\"b\\\\c\\nd\"} 60.5", true);
+	check("dtrain_run_reward{run=\"7\",name=\"a\\\"b\\\\c\\nd\"} -0.25", true);
 	ck_assert_int_eq(count_lines("dtrain_run_step{"), 1);
 	ck_assert_int_eq(count_lines("dtrain_run_learning_rate{"), 0);
 	ck_assert_int_eq(count_lines("dtrain_run_tokens_per_second{"), 0);

@@ -881,7 +881,8 @@ START_TEST(reports_of_any_program_are_read)
 {
 	_cleanup_json_ json_t *json =
 	    parse("{\"step\":12,\"steps\":\"many\",\"loss\":null,\"eval_loss\":2,"
-	          "\"tokens_per_second\":1.5,\"learning_rate\":0.25,\"message\":\"hello\",\"own\":[]}");
+	          "\"tokens_per_second\":1.5,\"learning_rate\":0.25,\"message\":\"hello\",\"own\":[],"
+	          "\"reward\":-1.5,\"eval_reward\":\"much\"}");
 	struct progress p;
 
 	progress_read(json, &p);
@@ -889,6 +890,8 @@ START_TEST(reports_of_any_program_are_read)
 	ck_assert_int_eq(p.step, 12);
 	ck_assert_int_eq(p.steps, 0);
 	ck_assert_double_eq(p.eval_loss, 2);
+	ck_assert(p.has_reward && !p.has_eval_reward);
+	ck_assert_double_eq(p.reward, -1.5);
 	ck_assert_double_eq(p.tokens_per_second, 1.5);
 	ck_assert(p.has_learning_rate && p.has_tokens_per_second && !p.has_eta_seconds);
 	ck_assert_double_eq(p.learning_rate, 0.25);

@@ -34,6 +34,7 @@ static void add_runs(struct strbuf *b, struct controller *c)
 	} gauges[] = {
 	    {"dtrain_run_step", "Steps done."},
 	    {"dtrain_run_loss", "Training loss of the last report."},
+	    {"dtrain_run_reward", "Mean reward of the last report."},
 	    {"dtrain_run_learning_rate", "Learning rate of the last report."},
 	    {"dtrain_run_tokens_per_second", "Tokens per second over the last steps."},
 	    {"dtrain_run_eta_seconds", "Seconds left, as the worker reckons."},
@@ -53,6 +54,7 @@ static void add_runs(struct strbuf *b, struct controller *c)
 			} values[ARRAY_SIZE(gauges)] = {
 			    {p.has_step, (double)p.step},
 			    {p.has_loss, p.loss},
+			    {p.has_reward, p.reward},
 			    {p.has_learning_rate, p.learning_rate},
 			    {p.has_tokens_per_second, p.tokens_per_second},
 			    {p.has_eta_seconds, p.eta_seconds},
