@@ -78,9 +78,10 @@ void completions_close(struct completions *c)
 	*c = (struct completions){.fd = -1};
 }
 
-int completions_write(struct completions *c, int64_t step, const struct rollout *rollouts, int64_t n,
+int completions_write(void *context, int64_t step, const struct rollout *rollouts, int64_t n,
                       const double *rewards, struct error *err)
 {
+	const struct completions *c = context;
 	int r = 0;
 
 	for (int64_t i = 0; c->path && i < MIN(n, c->config->grpo.log_completions) && r == 0; i++) {

@@ -28,7 +28,7 @@ struct completions {
  * removed (step_lines.h). */
 int completions_open(struct completions *c, const struct run_config *config, const struct tokenizer *tok,
                      int64_t resumed_step, struct error *err);
-/* As policy_options.on_rewards: writes the first of the completions. */
-int completions_write(struct completions *c, int64_t step, const struct rollout *rollouts, int64_t n,
+/* policy_options.on_rewards: writes the first of the completions. context: a struct completions. */
+int completions_write(void *context, int64_t step, const struct rollout *rollouts, int64_t n,
                       const double *rewards, struct error *err);
 void completions_close(struct completions *c);

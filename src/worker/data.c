@@ -211,14 +211,6 @@ static int find_closing(struct training *t, const struct template *template, str
 	return r;
 }
 
-static int log_completions(void *context, int64_t step, const struct rollout *rollouts, int64_t n,
-                           const double *rewards, struct error *err)
-{
-	struct training *t = context;
-
-	return completions_write(&t->completions, step, rollouts, n, rewards, err);
-}
-
 /* What ends a completion, and who gives it its reward. */
 static int open_policy(struct training *t, const struct template *template, struct error *err)
 {
@@ -237,8 +229,8 @@ static int open_policy(struct training *t, const struct template *template, stru
 	o->stops = t->ends.ids;
 	o->stop_count = (int64_t)t->ends.len;
 	o->ids = tokenizer_vocab_size(t->tok);
-	o->on_rewards = log_completions;
-	o->on_rewards_context = t;
+	o->on_rewards = completions_write;
+	o->on_rewards_context = &t->completions;
 	if (!t->c->grpo.reward)
 		return 0;
 	o->reward = rewards_give;

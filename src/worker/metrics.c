@@ -1,15 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Writes the measurements of a run to metrics.jsonl and TensorBoard files. A run that starts again keeps the
- * lines up to the step that it resumes from, and a new run renames the file of an earlier one. */
+/* Writes the measurements of a run to metrics.jsonl and TensorBoard files. */
 #include "worker/metrics.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "base/file.h"
 #include "base/json.h"
 #include "base/str.h"
 #include "engine/checkpoint/tfevents.h"

@@ -15,6 +15,11 @@ static inline int naive_descending(const void *a, const void *b)
 	return (*x < *y) - (*x > *y);
 }
 
+static inline double naive_capped(const struct device_choice *d, float x)
+{
+	return d->cap > 0 ? (double)d->cap * tanh((double)x / (double)d->cap) : (double)x;
+}
+
 /* The probability of each id, 0 where it is left out, into p [ids]. The logits are finite. */
 static inline void naive_probabilities(const struct device_choice *d, const float *logits, double *p)
 {
@@ -24,9 +29,8 @@ static inline void naive_probabilities(const struct device_choice *d, const floa
 
 	qsort(memcpy(sorted, logits, bytes), (size_t)d->ids, sizeof(*sorted), naive_descending);
 	for (int64_t i = 0; i < d->ids; i++)
-		p[i] = d->cap > 0 ? (double)d->cap * tanh((double)logits[i] / (double)d->cap)
-		                  : (double)logits[i];
-	highest = d->cap > 0 ? (double)d->cap * tanh((double)sorted[0] / (double)d->cap) : (double)sorted[0];
+		p[i] = naive_capped(d, logits[i]);
+	highest = naive_capped(d, sorted[0]);
 	if (d->top_k > 0 && d->top_k < d->ids)
 		least = sorted[d->top_k - 1];
 	for (int64_t i = 0; i < d->ids; i++) {
@@ -35,10 +39,7 @@ static inline void naive_probabilities(const struct device_choice *d, const floa
 	}
 	/* A value stays while those above it have less than top_p. */
 	for (int64_t i = 0; d->top_p < 1 && i < d->ids && sorted[i] >= least && above < d->top_p * all; i++) {
-		double y = d->cap > 0 ? (double)d->cap * tanh((double)sorted[i] / (double)d->cap)
-		                      : (double)sorted[i];
-
-		above += exp((y - highest) * (double)d->inverse);
+		above += exp((naive_capped(d, sorted[i]) - highest) * (double)d->inverse);
 		if (above >= d->top_p * all)
 			least = sorted[i];
 	}

@@ -161,25 +161,25 @@ END_TEST
 /* ---- choice ---- */
 
 static const struct device_choice choices[] = {
-    {.vocab = 17, .ids = 17, .ld = 17, .inverse = 1, .top_p = 1},
-    {.vocab = 17, .ids = 12, .ld = 17, .inverse = 2, .top_p = 1},
-    {.vocab = 1, .ids = 1, .ld = 1, .inverse = 1, .top_p = 0.5},
-    {.vocab = 40003, .ids = 40000, .ld = 40003, .inverse = 1, .top_p = 1, .cap = 5},
-    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 0.7f, .top_k = 40, .top_p = 1},
-    {.vocab = 3001, .ids = 3000, .ld = 3001, .inverse = 1, .top_k = 1, .top_p = 0.5},
-    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 1, .top_p = 0.9},
-    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 1.3f, .top_p = 0.999, .cap = 8},
-    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 1, .top_p = 1, .min_p = 0.02f},
-    {.vocab = 3001, .ids = 3001, .ld = 3001, .inverse = 1, .top_k = 500, .top_p = 0.8, .min_p = 0.01f},
-    {.vocab = 3001, .ids = 3001, .ld = 0, .inverse = 1, .top_k = 2, .top_p = 1},
-    {.vocab = 20000, .ids = 20000, .ld = 20000, .inverse = 1, .top_k = 5000, .top_p = 0.95},
+    {.ids = 17, .ld = 17, .inverse = 1, .top_p = 1},
+    {.ids = 12, .ld = 17, .inverse = 2, .top_p = 1},
+    {.ids = 1, .ld = 1, .inverse = 1, .top_p = 0.5},
+    {.ids = 40000, .ld = 40003, .inverse = 1, .top_p = 1, .cap = 5},
+    {.ids = 3001, .ld = 3001, .inverse = 0.7f, .top_k = 40, .top_p = 1},
+    {.ids = 3000, .ld = 3001, .inverse = 1, .top_k = 1, .top_p = 0.5},
+    {.ids = 3001, .ld = 3001, .inverse = 1, .top_p = 0.9},
+    {.ids = 3001, .ld = 3001, .inverse = 1.3f, .top_p = 0.999, .cap = 8},
+    {.ids = 3001, .ld = 3001, .inverse = 1, .top_p = 1, .min_p = 0.02f},
+    {.ids = 3001, .ld = 3001, .inverse = 1, .top_k = 500, .top_p = 0.8, .min_p = 0.01f},
+    {.ids = 3001, .ld = 0, .inverse = 1, .top_k = 2, .top_p = 1},
+    {.ids = 20000, .ld = 20000, .inverse = 1, .top_k = 5000, .top_p = 0.95},
 };
 
 START_TEST(ids_have_their_probabilities)
 {
 	enum { ROWS = 12 };
 	const struct device_choice *d = &choices[_i];
-	int64_t n = d->ld ? ROWS * d->ld : d->vocab;
+	int64_t n = d->ld ? ROWS * d->ld : d->ids;
 	double uniform[ROWS] = {0, 0x1.fffffffffffffp-1, 0.5};
 	int close = 0;
 
@@ -227,7 +227,7 @@ START_TEST(edges_are_met)
 {
 	static const float logits[8] = {-INFINITY, 1, -INFINITY, 2, NAN, 1, -40, -INFINITY};
 	static const double uniform[4] = {0, 0x1.fffffffffffffp-1, 0.3, 0.6};
-	struct device_choice d = {.vocab = 8, .ids = 8, .inverse = 1, .top_p = 1};
+	struct device_choice d = {.ids = 8, .inverse = 1, .top_p = 1};
 
 	FOR_THREADS
 	{
@@ -253,7 +253,7 @@ END_TEST
 START_TEST(zeros_tie)
 {
 	static const float logits[3] = {0, -0.0f, 1};
-	struct device_choice d = {.vocab = 3, .ids = 3, .ld = 3, .inverse = 1, .top_k = 2, .top_p = 1};
+	struct device_choice d = {.ids = 3, .ld = 3, .inverse = 1, .top_k = 2, .top_p = 1};
 	double uniform = 0.3;
 
 	FOR_THREADS
@@ -296,7 +296,7 @@ START_TEST(rows_without_probabilities)
 		float *on = test_put(dev, logits, sizeof(rows[0].logits));
 		int32_t id = -1, *chosen = test_put(dev, &id, sizeof(id));
 
-		d.vocab = d.ids = d.ld = 4;
+		d.ids = d.ld = 4;
 		d.inverse = 1;
 		device_choose(dev, &d, chosen, on, 1, random);
 		test_fetch(dev, &id, chosen, sizeof(id));

@@ -22,14 +22,12 @@ static int64_t likeliest(const struct device_choice *d, const float *logits)
 }
 
 /* The lowest key of the ids that have `want` of the weight together, or that are `want` of them, the
- * likeliest first. */
+ * likeliest first. d: without min_p. */
 static uint32_t find_least(const struct device_choice *d, const struct choice_limits *l, const float *logits,
                            uint64_t want, bool by_weight)
 {
-	struct device_choice all = *d;
 	uint32_t found = 0;
 
-	all.min_p = 0;
 	for (int shift = 24; shift >= 0; shift -= 8) {
 		uint64_t bins[CHOICE_BINS] = {0};
 
@@ -38,7 +36,7 @@ static uint32_t find_least(const struct device_choice *d, const struct choice_li
 
 			if (key >= l->least && choice_in_bins(key, found, shift))
 				bins[key >> shift & (CHOICE_BINS - 1)] +=
-				    by_weight ? choice_weight(&all, l, logits[i]) : 1;
+				    by_weight ? choice_weight(d, l, logits[i]) : 1;
 		}
 		found |= (uint32_t)choice_bin(bins, &want) << shift;
 	}
@@ -62,12 +60,12 @@ void choice_find_limits(const struct device_choice *d, const float *logits, stru
 	all.min_p = 0;
 	*l = (struct choice_limits){.highest = choice_capped(d, logits[likeliest(d, logits)])};
 	if (d->top_k > 0 && d->top_k < d->ids)
-		l->least = find_least(d, l, logits, (uint64_t)d->top_k, false);
+		l->least = find_least(&all, l, logits, (uint64_t)d->top_k, false);
 	if (d->top_p >= 1)
 		return;
 	total = choice_total(&all, l, logits);
 	if (total > 0)
-		l->least = find_least(d, l, logits, choice_share(d, total), true);
+		l->least = find_least(&all, l, logits, choice_share(d, total), true);
 }
 
 int32_t choice_draw(const struct device_choice *d, const float *logits, double uniform)

@@ -548,13 +548,13 @@ struct device_distillation {
 void device_distillation(struct device *dev, const struct device_distillation *d, void *logits,
                          enum dtype type, const int32_t *targets, int64_t rows, int64_t vocab, float scale,
                          float *loss);
-/* Draws an id from each row of logits, fp32: from the first `ids` of `vocab`, with the probabilities of
+/* Draws an id from each row of logits, fp32: from the first `ids`, with the probabilities of
  * softmax(y · inverse), y the logits or cap · tanh(logits / cap), of which what top_k, then top_p, then min_p
  * exclude is left out. Ids that tie with the last one that stays, stay. uniform (device, [rows]): in [0, 1),
  * chooses among the ids in their order. The probabilities are added in fixed point: another engine, whose
  * exponentials differ in the last bit, chooses another id only where uniform is as close to the edge. */
 struct device_choice {
-	int64_t vocab, ids;
+	int64_t ids;
 	int64_t ld;    /* from one row of logits to the next; 0: all choose from the same row */
 	float cap;     /* 0: none */
 	float inverse; /* 1 / temperature */

@@ -207,7 +207,7 @@ int model_decode(struct model *m, const struct model_part *parts, int count, con
 int model_decode_choose(struct model *m, const struct sampling *s, int64_t ids, int rows, bool of_first,
                         const double *uniform, int32_t *chosen, struct error *err)
 {
-	struct device_choice choice = sampling_choice(s, m->c.vocab, ids);
+	struct device_choice choice = sampling_choice(s, ids);
 	size_t n = (size_t)rows;
 	int r;
 

@@ -21,8 +21,8 @@ struct generator_options {
 	int64_t ids;        /* only ids below are chosen: a tokenizer may have fewer than the model; 0: all */
 	/* How they are chosen, but for the seed; zeros: greedily. */
 	struct sampling sampling;
-	/* Logits come to the host, for generator_logits and generator_penalize, and ids are chosen there: on
-	 * a GPU that takes longer than all else. Without, the device chooses. */
+	/* Logits come to the host, for generator_logits and generator_penalize, and ids are chosen there.
+	 * Without, the device chooses. */
 	bool logits;
 };
 

@@ -21,13 +21,11 @@ double sampling_uniform(uint64_t seed, uint64_t place)
 	return (double)(z >> 11) * 0x1p-53;
 }
 
-struct device_choice sampling_choice(const struct sampling *s, int64_t vocab, int64_t ids)
+struct device_choice sampling_choice(const struct sampling *s, int64_t ids)
 {
 	bool greedy = s->temperature <= 0;
 
-	return (struct device_choice){.vocab = vocab,
-	                              .ids = ids,
-	                              .ld = vocab,
+	return (struct device_choice){.ids = ids,
 	                              .inverse = greedy ? 1 : (float)(1 / s->temperature),
 	                              .top_k = greedy ? 1 : s->top_k,
 	                              .top_p = s->top_p,
@@ -37,7 +35,7 @@ struct device_choice sampling_choice(const struct sampling *s, int64_t vocab, in
 int64_t sampling_candidates(const struct sampling *s, const float *logits, int64_t vocab, int32_t *ids,
                             double *probabilities)
 {
-	struct device_choice d = sampling_choice(s, vocab, vocab);
+	struct device_choice d = sampling_choice(s, vocab);
 	struct choice_limits l;
 	uint64_t total;
 	int64_t n = 0;
@@ -57,7 +55,7 @@ int64_t sampling_candidates(const struct sampling *s, const float *logits, int64
 
 int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place)
 {
-	struct device_choice d = sampling_choice(s, vocab, vocab);
+	struct device_choice d = sampling_choice(s, vocab);
 
 	return choice_draw(&d, logits, sampling_uniform(s->seed, (uint64_t)place));
 }

@@ -20,8 +20,8 @@ struct sampling {
  * position of the choice in the sequence; the same (seed, place, logits) give the same id. Greedy, or with a
  * top_k of 1, takes the lowest id among equals. */
 int32_t sampling_choose(const struct sampling *s, const float *logits, int64_t vocab, int64_t place);
-/* The options of device_choose for the same choice among the first `ids` of rows of vocab logits. */
-struct device_choice sampling_choice(const struct sampling *s, int64_t vocab, int64_t ids);
+/* The options of device_choose for the same choice among the first `ids` of one row, which has no cap. */
+struct device_choice sampling_choice(const struct sampling *s, int64_t ids);
 /* The random number of a place, uniform in [0, 1), from (seed, place) alone. */
 double sampling_uniform(uint64_t seed, uint64_t place);
 

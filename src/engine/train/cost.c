@@ -10,6 +10,8 @@
 #include "engine/shard/packed.h"
 #include "engine/train/cost_parts.h"
 
+/* What a GPU's link to the memory of its host carries in a direction, which has not been measured. */
+#define HOST_LINK 25e9
 /* Of the memory of a host of GPUs, which has not been measured. */
 #define HOST_MEMORY 200e9
 
@@ -72,7 +74,7 @@ static double upload_seconds(const struct train_options *o, const struct hardwar
 	if (o->offload != SHARD_OFFLOAD_ALL || u->whole_weights)
 		return 0;
 	return h->sizing.engine == DEVICE_ENGINE_CPU ? cost_stream(h, o->precision, RATE_COPY, 2 * bytes)
-	                                             : bytes / COST_HOST_LINK;
+	                                             : bytes / HOST_LINK;
 }
 
 /* Gradients that go down in each micro-step, and come up to be added to. */
@@ -85,7 +87,7 @@ static double download_seconds(const struct train_options *o, const struct hardw
 	if (o->offload != SHARD_OFFLOAD_ALL)
 		return 0;
 	return h->sizing.engine == DEVICE_ENGINE_CPU ? cost_stream(h, DTYPE_F32, RATE_COPY, 2 * bytes)
-	                                             : bytes / COST_HOST_LINK;
+	                                             : bytes / HOST_LINK;
 }
 
 /* user: the unit whose weights are in use, and keep their slot; -1: none. */
@@ -222,8 +224,7 @@ static double host_seconds(const struct train_options *o, const struct hardware_
 		return cost_stream(h, o->precision, RATE_OPTIMIZER,
 		                   own * optimizer_bytes(o, gradient) + copies);
 	return own * optimizer_bytes(o, gradient) * where->per_node / HOST_MEMORY +
-	       (o->offload == SHARD_OFFLOAD_ALL ? 0
-	                                        : own * (double)dtype_size(o->precision) / COST_HOST_LINK);
+	       (o->offload == SHARD_OFFLOAD_ALL ? 0 : own * (double)dtype_size(o->precision) / HOST_LINK);
 }
 
 /* The disk reads and writes while the host steps; bytes: of the unit's state on it. */

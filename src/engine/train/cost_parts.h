@@ -4,9 +4,6 @@
 
 #include "engine/train/cost.h"
 
-/* What a GPU's link to the memory of its host carries in a direction, which has not been measured. */
-#define COST_HOST_LINK 25e9
-
 /* Time of one micro-step's parts on a rank. */
 struct cost_parts {
 	double block_forward, block_backward;
