@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The peer of the part rewards of tests/gpu/run: completions by transformers' generate(), as TRL's GRPOTrainer calls it, of a model from nothing.
+"""The peer of the part rewards of tests/gpu/run: completions by transformers' generate(), of a model from nothing.
 
 torch_generate.py CONFIG_JSON --rows N --each N --prompt N --tokens N [--device cuda|cpu] [--precision bf16|fp32]
 
