@@ -123,19 +123,22 @@ static void take_outputs(struct model *m, struct arena *a, int layer)
 	struct model_activations *act = &m->layer[layer];
 	size_t row = (size_t)m->o.max_tokens * m->size;
 	static const struct {
-		enum parameter_role role, reader;
+		enum parameter_role role, readers[2];
 		const char *name;
 	} norms[BLOCK_NORMS] = {
-	    [NORM_INPUT] = {PARAMETER_INPUT_NORM, PARAMETER_Q, "input norm"},
-	    [NORM_POST] = {PARAMETER_POST_NORM, PARAMETER_GATE, "post norm"},
-	    [NORM_ATTENTION_OUT] = {PARAMETER_ATTENTION_OUT_NORM, PARAMETER_ROLES, "attention output norm"},
-	    [NORM_MLP_OUT] = {PARAMETER_MLP_OUT_NORM, PARAMETER_ROLES, "mlp output norm"}};
+	    [NORM_INPUT] = {PARAMETER_INPUT_NORM, {PARAMETER_Q, PARAMETER_ROLES}, "input norm"},
+	    [NORM_POST] = {PARAMETER_POST_NORM, {PARAMETER_GATE, PARAMETER_ROUTER}, "post norm"},
+	    [NORM_ATTENTION_OUT] = {PARAMETER_ATTENTION_OUT_NORM,
+	                            {PARAMETER_ROLES, PARAMETER_ROLES},
+	                            "attention output norm"},
+	    [NORM_MLP_OUT] = {PARAMETER_MLP_OUT_NORM, {PARAMETER_ROLES, PARAMETER_ROLES}, "mlp output norm"}};
 
 	for (int i = 0; i < BLOCK_NORMS; i++) {
 		if (model_place(m, layer + 1, PART_WEIGHT, norms[i].role) < 0)
 			continue;
 		act->norm[i].statistics = take_statistics(m, a, norms[i].name, layer);
-		if (model_layout_reads_input(m->layout, layer + 1, norms[i].reader))
+		if (model_layout_reads_input(m->layout, layer + 1, norms[i].readers[0]) ||
+		    model_layout_reads_input(m->layout, layer + 1, norms[i].readers[1]))
 			act->norm[i].y = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden,
 			                            "layer %d %s", layer, norms[i].name);
 	}
