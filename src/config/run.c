@@ -260,6 +260,8 @@ static const struct key run_key_list[] = {
      "where that takes at most a hundredth of the run"},
     {"parallel", "shard_degree", KEY_INT, F(parallel.shard_degree), "0", 0, 1e6, NULL,
      "hybrid: ranks that share one copy of the model; 0: those of a node"},
+    {"parallel", "sequence_degree", KEY_INT, F(parallel.sequence_degree), "1", 1, 1e6, NULL,
+     "ranks that share their sequences: each has a part of the tokens, and in attention of the heads"},
     {"parallel", "prefetch", KEY_INT, F(parallel.prefetch), "1", 0, 15, NULL,
      "zero3, hybrid: units whose weights are gathered ahead of the one in use"},
     {"parallel", "persist_below", KEY_INT, F(parallel.persist_below), "0", 0, 1e15, NULL,

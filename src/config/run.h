@@ -151,7 +151,8 @@ struct run_config {
 		char *strategy; /* ddp zero1 zero2 zero3 hybrid auto */
 		char *trial;    /* auto always never: with strategy auto, steps of those that are as fast */
 		int64_t shard_degree; /* hybrid: ranks that share one copy of the model; 0: those of a node */
-		int64_t prefetch;     /* zero3, hybrid: units whose weights are gathered ahead */
+		int64_t sequence_degree; /* ranks that share their sequences; 1: each has its own */
+		int64_t prefetch;        /* zero3, hybrid: units whose weights are gathered ahead */
 		int64_t persist_below; /* zero3, hybrid: elements; the weights of smaller units stay whole */
 		char *reduce_type;     /* fp32 bf16: of gradients on the wire */
 		char *offload;         /* none optimizer all */

@@ -110,17 +110,14 @@ static int check_range(const struct run_config *c, const char *where, struct err
 	return 0;
 }
 
-static int check_degree(const struct run_config *c, int64_t ranks, const char *where, struct error *err)
+static int check_degree(const char *key, int64_t degree, int64_t ranks, const char *where, struct error *err)
 {
-	int64_t degree = c->parallel.shard_degree;
-
 	if (degree > 0 && ranks > 0 && ranks % degree)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: parallel.shard_degree: %lld ranks cannot be divided into groups of %lld; "
-		    "expected a divisor of %lld, such as %lld",
-		    where, (long long)ranks, (long long)degree, (long long)ranks,
-		    (long long)nearest_divisor(ranks, degree));
+		return error_set(err, -EINVAL,
+		                 "%s: parallel.%s: %lld ranks cannot be divided into groups of %lld; "
+		                 "expected a divisor of %lld, such as %lld",
+		                 where, key, (long long)ranks, (long long)degree, (long long)ranks,
+		                 (long long)nearest_divisor(ranks, degree));
 	return 0;
 }
 
@@ -142,8 +139,14 @@ static int check_parallel(const struct run_config *c, const char *where, struct 
 		    "or use the strategy \"auto\"",
 		    where, c->parallel.strategy);
 	for (int64_t n = c->resources.nodes.low; n <= c->resources.nodes.high; n++)
-		if (check_degree(c, n * each, where, err) < 0)
+		if (check_degree("shard_degree", degree, n * each, where, err) < 0 ||
+		    check_degree("sequence_degree", c->parallel.sequence_degree, n * each, where, err) < 0)
 			return -EINVAL;
+	if (c->parallel.sequence_degree > 1 && c->task == RUN_GRPO)
+		return error_set(err, -EINVAL,
+		                 "%s: parallel.sequence_degree: has no effect with task = \"grpo\", whose "
+		                 "completions each rank generates by itself; leave it out",
+		                 where);
 	if (c->parallel.offload_dir && !strcmp(c->parallel.offload, "none"))
 		return error_set(
 		    err, -EINVAL,

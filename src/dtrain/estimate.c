@@ -267,16 +267,19 @@ static void print_models(const struct subject *s)
 static void print_head(const struct subject *s, const struct estimate_list *list)
 {
 	int ranks = s->where.nodes * s->where.per_node;
-	char memory[32], nodes[48], count[48], rows[48], steps[48];
+	int degree = train_sequence_degree(&s->options);
+	char memory[32], nodes[48], count[48], rows[48], steps[48], each[48] = "a rank";
 
 	print_models(s);
 	printf("devices  %s of %d, %s each; %s\n", str_count(nodes, sizeof(nodes), s->where.nodes, "node"),
 	       s->where.per_node, str_bytes(memory, sizeof(memory), (uint64_t)s->where.device.memory),
 	       s->devices);
-	printf("step     %s, %s of %lld tokens a rank, %s: %lld tokens in %s\n",
+	if (degree > 1)
+		snprintf(each, sizeof(each), "for each %d ranks", degree);
+	printf("step     %s, %s of %lld tokens %s, %s: %lld tokens in %s\n",
 	       str_count(count, sizeof(count), ranks, "rank"),
 	       str_count(rows, sizeof(rows), s->options.micro_batch, "row"),
-	       (long long)options_longest_row(s->config, &s->model),
+	       (long long)options_longest_row(s->config, &s->model), each,
 	       str_count(steps, sizeof(steps), s->options.accumulation, "micro-step"),
 	       (long long)list->all[0].cost.tokens,
 	       s->options.fp8 ? "fp8" : precision_name(s->options.precision));

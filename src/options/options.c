@@ -201,6 +201,7 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 		return error_set(err, -EINVAL, "parallel.strategy: %s is not known", c->parallel.strategy);
 	out->shard_degree =
 	    (int)(c->parallel.shard_degree ? c->parallel.shard_degree : c->resources.devices_per_node);
+	out->sequence_degree = (int)c->parallel.sequence_degree;
 	out->prefetch = (int)c->parallel.prefetch;
 	out->persist_below = c->parallel.persist_below;
 	precision_parse(c->parallel.reduce_type, &out->reduce_type);

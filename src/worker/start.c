@@ -26,8 +26,9 @@ char *training_fingerprint(const struct training *t)
 	                                             : t->options.micro_batch * t->options.accumulation;
 
 	return str_printf("rows=%" PRId64 " tokens=%" PRId64 " batch=%" PRId64 " seed=%" PRIu64 " shuffle=%d",
-	                  dataset_rows(t->data), dataset_tokens(t->data), t->env->world_size * rows,
-	                  t->options.seed, t->options.shuffle);
+	                  dataset_rows(t->data), dataset_tokens(t->data),
+	                  t->env->world_size / train_sequence_degree(&t->options) * rows, t->options.seed,
+	                  t->options.shuffle);
 }
 
 /* ---- files of weights ---- */

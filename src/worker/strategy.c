@@ -68,7 +68,8 @@ static int choose(const struct estimate_input *in, bool strategy, bool recompute
 /* As many steps as the run still has, but for what an epoch that is gone on with at another batch changes. */
 static double steps_left(const struct strategy_run *run, const struct train_options *o)
 {
-	double batch = (double)(o->micro_batch * o->accumulation * run->env->world_size), steps, done;
+	int groups = run->env->world_size / train_sequence_degree(o);
+	double batch = (double)(o->micro_batch * o->accumulation * groups), steps, done;
 
 	if (o->max_steps > 0)
 		return MAX((double)(o->max_steps - run->done), 0);

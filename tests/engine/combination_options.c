@@ -48,6 +48,9 @@ int make_config(const struct setup *s, struct model_config *c, struct error *err
 	               vocabularies[s->axis[VOCABULARY]], s->axis[TIED] ? "true" : "false");
 	int r = model_config_parse(text, strlen(text), "config.json", c, err);
 
+	/* Ranks that share a sequence divide these heads, too. */
+	if (r == 0 && s->axis[SEQUENCE] == 3)
+		c->kv_heads = c->heads;
 	if (r == 0 && s->axis[TASK] == 7)
 		model_config_set_scores(c);
 	return r;
@@ -329,6 +332,7 @@ void set_options(const struct setup *s, struct train_options *o, struct lists *l
 	o->kept_outputs = s->axis[KEPT_OUTPUTS];
 	o->strategy = strategies[s->axis[STRATEGY]];
 	o->shard_degree = s->axis[DEGREE] == 0 ? (world % 2 ? 1 : 2) : s->axis[DEGREE] == 1 ? 1 : world;
+	o->sequence_degree = s->axis[SEQUENCE] == 3 && world % 2 == 0 ? 2 : 0;
 	o->reduce_type = s->axis[WIRE] == 1 ? DTYPE_BF16 : DTYPE_F32;
 	o->offload = s->axis[OFFLOAD] == 1   ? SHARD_OFFLOAD_OPTIMIZER
 	             : s->axis[OFFLOAD] == 2 ? SHARD_OFFLOAD_ALL

@@ -76,7 +76,8 @@ static const struct {
                 [STOP] = {"stop", STEPS},
                 [MOVE] = {"move", 8},
                 [LOSS] = {"loss", 5},
-                [NOISE] = {"noise", 5}};
+                [NOISE] = {"noise", 5},
+                [SEQUENCE] = {"sequence", 4}};
 
 static struct setup draw_setup(uint64_t seed, uint64_t number)
 {
@@ -278,8 +279,11 @@ static void plain(struct train_options *o)
 static void take_ranks(struct run *run, int world_size)
 {
 	int64_t *more = run->o.neftune_alpha > 0 ? &run->o.accumulation : &run->o.micro_batch;
+	int groups = run->world_size / MAX(run->o.sequence_degree, 1);
 
-	*more *= run->world_size / world_size;
+	if (world_size < run->o.sequence_degree)
+		run->o.sequence_degree = 0;
+	*more *= groups / (world_size / MAX(run->o.sequence_degree, 1));
 	run->world_size = world_size;
 }
 

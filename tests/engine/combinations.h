@@ -52,6 +52,7 @@ enum axis {
 	MOVE,
 	LOSS,
 	NOISE,
+	SEQUENCE,
 	AXES
 };
 

@@ -173,7 +173,9 @@ class Case:
         optimizer = weighted(rng, {"adamw": 5, "sgd": 2, "lion": 1, "lamb": 0.7, "lars": 0.5, "adafactor": 0.8, "muon": 0.8, "adamw_8bit": 1, "lion_8bit": 0.5})
         self.move = weighted(rng, {"same": 7, "ranks": 3, "batch": 1})
         self.batch = rng.choice([6, 12] if self.world < 4 else [12]) if self.move == "ranks" else self.world * rng.choice([1, 2, 3, 4])
-        micro, accumulation = rng.choice(splits(self.batch, self.world))
+        # Ranks that share their sequences.
+        degree = 2 if self.world % 2 == 0 and self.move == "same" and rng.random() < 0.25 else 1
+        micro, accumulation = rng.choice(splits(self.batch, self.world // degree))
         rows = rng.randint(4 * self.batch, 8 * self.batch) if self.batch < 6 else rng.randint(2 * self.batch + 1, 4 * self.batch)
         self.config = c = {
             "task": task, "directory": directory,
@@ -227,6 +229,8 @@ class Case:
         if self.move == "ranks" and "lora" in c:
             c["lora"].pop("dropout", None)
         draw_parallel(rng, c, self.world)
+        if degree > 1:
+            c["parallel"]["sequence_degree"] = degree
         if "gradient_type" in c["train"]:
             for key in ("offload", "offload_dir"):
                 c["parallel"].pop(key, None)
@@ -828,7 +832,7 @@ def make_bases(directory):
     """Models of two kinds, to start from, and a larger one, whose files have several shards; and what earlier runs leave."""
     with open(f"{SOURCE}/tests/engine/bytes/config.json") as f:
         config = json.load(f)
-    config.update(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=1, initializer_range=0.05, pad_token_id=0)
+    config.update(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2, initializer_range=0.05, pad_token_id=0)
     for name, more in (("tied", {}), ("untied", {"tie_word_embeddings": False, "model_type": "llama"}),
                        ("wide", {"tie_word_embeddings": False, "vocab_size": 6144, "hidden_size": 64, "num_hidden_layers": 3})):
         os.makedirs(f"{directory}/{name}.init")

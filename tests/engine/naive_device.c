@@ -559,6 +559,31 @@ void device_expert_places(struct device *dev, const struct device_router *r, int
 	starts[r->experts] = places;
 }
 
+static void move_columns(const struct device_groups *g, char *parts, char *whole, bool join)
+{
+	size_t size = dtype_size(g->type);
+	int64_t width = g->cols / g->groups;
+
+	for (int64_t row = 0; row < g->rows; row++)
+		for (int64_t col = 0; col < g->cols; col++) {
+			char *a = parts +
+			          (size_t)((col / width * g->rows + row) * g->ld_part + col % width) * size,
+			     *b = whole + (size_t)(row * g->ld_whole + col) * size;
+
+			memcpy(join ? b : a, join ? a : b, size);
+		}
+}
+
+void device_part_columns(struct device *dev, const struct device_groups *g, void *parts, const void *whole)
+{
+	move_columns(g, parts, (char *)(uintptr_t)whole, false);
+}
+
+void device_join_columns(struct device *dev, const struct device_groups *g, void *whole, const void *parts)
+{
+	move_columns(g, (char *)(uintptr_t)parts, whole, true);
+}
+
 void device_expert_rows(struct device *dev, const struct device_router *r, void *y, const void *x,
                         const int32_t *row, int64_t places, int cols)
 {

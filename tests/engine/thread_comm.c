@@ -237,6 +237,18 @@ static void run_all_gather(struct comm *c, const struct operation *o)
 	leave(c);
 }
 
+/* The others read all of this rank's shards. */
+static void run_all_to_all(struct comm *c, const struct operation *o)
+{
+	size_t bytes = (size_t)o->count * element_size(o->type);
+	struct group *g = enter(c, o->input);
+
+	for (int r = 0; r < g->world_size; r++)
+		memcpy((char *)o->buffer + (size_t)r * bytes,
+		       (const char *)g->buffer[r] + (size_t)c->rank * bytes, bytes);
+	leave(c);
+}
+
 static void run_broadcast(struct comm *c, const struct operation *o)
 {
 	struct group *g = enter(c, o->buffer);
@@ -276,6 +288,8 @@ static struct span input_of(const struct comm *c, const struct operation *o)
 	if (o->run == run_reduce)
 		return (struct span){(char *)(uintptr_t)(o->input ? o->input : o->buffer),
 		                     bytes_of(c, o, o->input != NULL)};
+	if (o->run == run_all_to_all)
+		return (struct span){(char *)(uintptr_t)o->input, bytes_of(c, o, true)};
 	return (struct span){o->buffer,
 	                     o->run == run_broadcast && c->rank == o->root ? bytes_of(c, o, false) : 0};
 }
@@ -283,7 +297,7 @@ static struct span input_of(const struct comm *c, const struct operation *o)
 /* What it writes of `all` beside what it reads: in two parts, before that and behind it. */
 static void outputs_of(const struct comm *c, const struct operation *o, struct span out[2])
 {
-	bool shards = o->run == run_all_gather;
+	bool shards = o->run == run_all_gather || o->run == run_all_to_all;
 	struct span in = input_of(c, o), all = {o->buffer, bytes_of(c, o, shards)};
 
 	out[0] = all;
@@ -387,6 +401,15 @@ comm_ticket comm_all_gather_into(struct comm *c, void *all, const void *own, int
 comm_ticket comm_all_gather(struct comm *c, void *buffer, int64_t shard, enum dtype type)
 {
 	return comm_all_gather_into(c, buffer, NULL, shard, type);
+}
+
+comm_ticket comm_all_to_all(struct comm *c, void *out, const void *in, int64_t count, enum dtype type)
+{
+	return enqueue(c, (struct operation){.run = run_all_to_all,
+	                                     .buffer = out,
+	                                     .input = in,
+	                                     .count = count,
+	                                     .type = (enum element)type});
 }
 
 comm_ticket comm_broadcast(struct comm *c, void *buffer, size_t bytes, int root)

@@ -50,20 +50,23 @@ lines() { cat "$1/metrics.jsonl" 2>/dev/null | grep -c '"loss":'; }
 more() {
 	sed -i 's|"train": {|'"$2"', &|' "$tmp/$1.json"
 }
-# pair NAME [OTHER]: runs two ranks on the first device, the second one with the configuration OTHER, and returns 1 where one of them failed.
-pair() {
-	local r s=0 both= names=("$1" "${2:-$1}")
+# all_ranks NAME RANKS [OTHER]: runs so many ranks on the first device, those but the first with the configuration OTHER, and returns 1 where one
+# of them failed.
+all_ranks() {
+	local r s=0 all= name=$1
 	rm -rf "$tmp/meet-$1"
 	mkdir "$tmp/meet-$1"
-	for r in 0 1; do
-		env -i PATH="$PATH" OMP_NUM_THREADS=1 RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r DTRAIN_DEVICE=0 DTRAIN_ATTEMPT=1 DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" \
-			DTRAIN_CONFIG="$tmp/${names[r]}.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
-		both="$both $!"
+	for ((r = 0; r < $2; r++)); do
+		env -i PATH="$PATH" OMP_NUM_THREADS=1 RANK=$r WORLD_SIZE="$2" LOCAL_RANK=$r DTRAIN_DEVICE=0 DTRAIN_ATTEMPT="${attempt:-1}" \
+			DTRAIN_RENDEZVOUS_DIR="$tmp/meet-$1" DTRAIN_CONFIG="$tmp/$name.json" "$worker" >"$tmp/$1-$r.log" 2>&1 &
+		all="$all $!"
 		pids="$pids $!"
+		name=${3:-$1}
 	done
-	for r in $both; do wait "$r" || s=1; done
+	for r in $all; do wait "$r" || s=1; done
 	return $s
 }
+pair() { all_ranks "$1" 2 "${2:-}"; } # NAME [OTHER]
 # loss_values NAME: one line for each step. near A B: whether the losses of 20 steps are equal to 1e-5.
 loss_values() { losses "$tmp/$1" | sed -E 's/.*"loss":([^,]*),.*/\1/'; }
 near() {

@@ -13,7 +13,7 @@
 #include "engine/device/dtype.h"
 
 enum { RANKS = 8, GROUPS = 256, REGISTERED = 64 };
-enum what { REDUCE, SCATTER, GATHER, BROADCAST };
+enum what { REDUCE, SCATTER, GATHER, BROADCAST, ALL_TO_ALL, SEND, RECEIVE };
 
 struct call {
 	enum what what;
@@ -474,6 +474,11 @@ static void carry_out(struct group *g)
 		for (int from = 0; from < g->n; from++)
 			memmove((char *)g->rank[r]->call[0].to + (size_t)from * k->n * size,
 			        g->rank[from]->call[0].from, k->n * size);
+	for (int r = 0; r < g->n && k->what == ALL_TO_ALL; r++)
+		for (int from = 0; from < g->n; from++)
+			memcpy((char *)g->rank[r]->call[0].to + (size_t)from * k->n * size,
+			       (const char *)g->rank[from]->call[0].from + (size_t)r * k->n * size,
+			       k->n * size);
 	for (int r = 0; r < g->n && k->what == BROADCAST; r++)
 		memmove(g->rank[r]->call[0].to, g->rank[k->root]->call[0].from, k->n * size);
 	for (int r = 0; r < g->n; r++) {
@@ -545,12 +550,40 @@ ncclResult_t ncclGroupStart(void)
 	return ncclSuccess;
 }
 
+/* A group that sends to all ranks and receives from them, each from the next place of a buffer, is one
+ * collective. */
+static void join_messages(void)
+{
+	const struct call *out = &grouped.call[0], *in = &grouped.call[1];
+	struct call all = *out;
+	int ranks = grouped.n / 2;
+
+	if (grouped.n == 0 || out->what != SEND)
+		return;
+	for (int i = 0; i < ranks; i++) {
+		const struct call *sends = &grouped.call[2 * i], *receives = &grouped.call[2 * i + 1];
+		size_t at = (size_t)i * out->n * type_size(out->type);
+
+		if (sends->what != SEND || receives->what != RECEIVE || sends->root != i ||
+		    receives->root != i || sends->n != out->n || receives->n != out->n ||
+		    sends->from != (const char *)out->from + at || receives->to != (char *)in->to + at)
+			wrong("messages that are no exchange of all ranks");
+	}
+	if (grouped.n != 2 * grouped.comm[0]->group->n)
+		wrong("messages that are not for all ranks");
+	all.what = ALL_TO_ALL;
+	all.to = in->to;
+	grouped.call[0] = all;
+	grouped.n = 1;
+}
+
 /* Nothing of a group has begun before. */
 ncclResult_t ncclGroupEnd(void)
 {
 	if (!grouped.open)
 		wrong("a group ends that has not begun");
 	grouped.open = false;
+	join_messages();
 	for (int i = 0; i < grouped.n; i++) {
 		if (grouped.call[i].stream != grouped.call[0].stream)
 			wrong("the collectives of a group are on different streams");
@@ -595,4 +628,15 @@ ncclResult_t ncclBroadcast(const void *from, void *to, size_t n, ncclDataType_t 
 	return add(
 	    c, (struct call){
 	           .what = BROADCAST, .from = from, .to = to, .n = n, .type = t, .root = root, .stream = s});
+}
+
+ncclResult_t ncclSend(const void *from, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s)
+{
+	return add(c,
+	           (struct call){.what = SEND, .from = from, .n = n, .type = t, .root = peer, .stream = s});
+}
+
+ncclResult_t ncclRecv(void *to, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s)
+{
+	return add(c, (struct call){.what = RECEIVE, .to = to, .n = n, .type = t, .root = peer, .stream = s});
 }

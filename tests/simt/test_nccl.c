@@ -145,7 +145,7 @@ static void collectives(struct rank *r)
 	int least, greatest, priority;
 	float host[COUNT];
 	double sum;
-	void *b;
+	void *b, *other;
 
 	r->comm = join(r, RANKS, 20, 0, NULL);
 	ck_assert(strstr(comm_describe(r->comm), "NCCL 2.28.3") != NULL);
@@ -155,6 +155,7 @@ static void collectives(struct rank *r)
 	          cudaStreamGetPriority(r->comm->stream, &priority) == cudaSuccess);
 	ck_assert(greatest < least && priority == greatest);
 	ck_ok(comm_alloc(r->comm, sizeof(host), &b, &err), &err);
+	ck_ok(comm_alloc(r->comm, sizeof(host), &other, &err), &err);
 	ck_assert_int_eq(comm_register(r->comm, &(struct comm_buffer){b, sizeof(host)}, 1, &err), 1);
 	for (int round = 0; round < 500; round++) {
 		for (int i = 0; i < COUNT; i++)
@@ -173,6 +174,12 @@ static void collectives(struct rank *r)
 		finish(r, comm_all_gather(r->comm, b, SHARD, DTYPE_F32), host, b, sizeof(host));
 		for (int i = 0; i < COUNT; i++)
 			ck_assert_float_eq(host[i], 6 * i);
+		for (int i = 0; i < COUNT; i++)
+			host[i] = (float)(100 * r->rank + i);
+		ck_ok(device_write(r->dev, b, host, sizeof(host), &err), &err);
+		finish(r, comm_all_to_all(r->comm, other, b, SHARD, DTYPE_F32), host, other, sizeof(host));
+		for (int i = 0; i < COUNT; i++)
+			ck_assert_float_eq(host[i], 100 * (i / SHARD) + r->rank * SHARD + i % SHARD);
 		host[0] = (float)r->rank;
 		ck_ok(device_write(r->dev, b, host, sizeof(host), &err), &err);
 		finish(r, comm_broadcast(r->comm, b, 4, 2), host, b, sizeof(host));

@@ -26,6 +26,7 @@ struct rank_run {
 	int begun, ask_at;
 	int64_t steps;
 	int vocab;  /* of a tied embedding; 0: untied */
+	int keys;   /* heads of them; 0: one */
 	bool tries; /* first each strategy, in trials */
 };
 
@@ -63,9 +64,9 @@ static void *run_rank(void *context)
 
 	text = str_printf(
 	    "{\"model_type\":\"llama\",\"hidden_size\":32,\"intermediate_size\":32,\"num_hidden_layers\":"
-	    "2,\"head_dim\":16,\"num_attention_heads\":2,\"num_key_value_heads\":1,\"vocab_size\":%d,"
+	    "2,\"head_dim\":16,\"num_attention_heads\":2,\"num_key_value_heads\":%d,\"vocab_size\":%d,"
 	    "\"tie_word_embeddings\":%s}",
-	    r->vocab ? r->vocab : 40, r->vocab ? "true" : "false");
+	    r->keys ? r->keys : 1, r->vocab ? r->vocab : 40, r->vocab ? "true" : "false");
 	ck_ok(model_config_parse(text, strlen(text), "config.json", &c, &err), &err);
 	ck_ok(device_create(NULL, &dev, &err), &err);
 	ck_ok(comm_create(dev, &co, &comm, &err), &err);
@@ -287,6 +288,30 @@ START_TEST(losses_are_those_of_ddp)
 }
 END_TEST
 
+/* Two ranks share the rows that each of two had one of. Its communicator is another than that of gathers and
+ * sums, which go on meanwhile; with symmetric windows, too. */
+START_TEST(ranks_share_sequences)
+{
+	enum shard_strategy strategy = (enum shard_strategy)_i;
+	struct rank_run run = a_run(strategy, 2), apart[2], ranks[2];
+
+	run.keys = 2;
+	run.loop = true;
+	run_two(apart, &run);
+	simt_nccl_windows(_i % 2, -1);
+	run.o.sequence_degree = 2;
+	run.o.micro_batch = 2;
+	run_two(ranks, &run);
+	for (int step = 0; step < STEPS; step++) {
+		ck_assert_double_eq_tol(ranks[0].losses[step], apart[0].losses[step], 1e-5);
+		ck_assert_double_eq(ranks[0].losses[step], ranks[1].losses[step]);
+	}
+	ck_assert_float_eq_tol(ranks[0].weight, apart[0].weight, 1e-5f);
+	ck_assert_float_eq(ranks[0].weight, ranks[1].weight);
+	ck_assert_double_lt(ranks[0].losses[STEPS - 1], ranks[0].losses[0]);
+}
+END_TEST
+
 /* One slot: the gradients of a unit come to the place of its weights, and the next unit after their sum. Only
  * places differ, and the bits do not. */
 START_TEST(gradients_replace_weights)
@@ -355,6 +380,7 @@ int main(void)
 	tcase_add_loop_test(c, rows_of_a_tied_embedding, 0, 4);
 	tcase_add_loop_test(c, gradients_in_bf16, 0, 2);
 	tcase_add_loop_test(c, gradients_replace_weights, 0, 4);
+	tcase_add_loop_test(c, ranks_share_sequences, SHARD_DDP, SHARD_HYBRID + 1);
 	tcase_add_loop_test(c, the_sums_start_with_the_last_gradients, SHARD_DDP, SHARD_HYBRID + 2);
 	tcase_add_loop_test(c, offload_has_the_same_bits, SHARD_DDP, SHARD_HYBRID + 1);
 	suite_add_tcase(suite, c);

@@ -273,6 +273,29 @@ static void check_into(struct comm *comm, int64_t shard, enum dtype type, bool a
 	rank_assert(other[bytes] == 0x5a && all[bytes * size] == 0x5a, "wrote beyond the end");
 }
 
+/* What goes from one rank to another is known by both of them. */
+static void check_all_to_all(struct comm *comm, int64_t shard, enum dtype type)
+{
+	int rank = comm_rank(comm), size = comm_size(comm);
+	size_t bytes = shard * dtype_size(type);
+	_cleanup_free_ char *in = malloc(bytes * size + 1), *out = malloc(bytes * size + 1);
+	struct error err = ERROR_INIT;
+
+	memset(out, 0xff, bytes * size);
+	in[bytes * size] = out[bytes * size] = 0x5a;
+	for (int64_t i = 0; i < shard * size; i++)
+		store(in, type, i, value(rank, i));
+	rank_ok(comm_wait(comm, comm_all_to_all(comm, out, in, shard, type), &err));
+	for (int64_t i = 0; i < shard * size; i++) {
+		int from = (int)(i / shard);
+
+		rank_assert(load(out, type, i) == value(from, rank * shard + i % shard),
+		            "shard %ld element %ld", (long)shard, (long)i);
+		rank_assert(load(in, type, i) == value(rank, i), "the input has changed");
+	}
+	rank_assert(in[bytes * size] == 0x5a && out[bytes * size] == 0x5a, "wrote beyond the end");
+}
+
 static void check_broadcast(struct comm *comm, size_t bytes, int root)
 {
 	int rank = comm_rank(comm);
@@ -314,6 +337,8 @@ void rank_collectives(struct stage *s, int rank)
 		check_into(comm, counts[i] / 2, DTYPE_F32, false);
 		check_into(comm, counts[i] / 2, DTYPE_BF16, true);
 		check_into(comm, counts[i] / 2, DTYPE_BF16, false);
+		check_all_to_all(comm, counts[i] / 2, DTYPE_F32);
+		check_all_to_all(comm, counts[i] / 2, DTYPE_BF16);
 		for (int root = 0; root < s->size; root++)
 			check_broadcast(comm, counts[i], root);
 		rank_ok(comm_wait(comm, comm_barrier(comm), &err));

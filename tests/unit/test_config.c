@@ -187,6 +187,13 @@ static const struct {
      "of them; use \"zero3\" or \"hybrid\", or"},
     {ON_RANKS("4", "strategy = \"zero3\"; shard_degree = 2;"), NULL,
      "parallel.shard_degree: has no effect with parallel.strategy = \"zero3\"; leave it out, or use"},
+    {ON_RANKS("6", "sequence_degree = 4;"), NULL,
+     "parallel.sequence_degree: 6 ranks cannot be divided into groups of 4; expected a divisor of 6, such as "
+     "3"},
+    {"task = \"grpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
+     "grpo = { reward = [\"r\"]; }; train = { micro_batch = 8; }; "
+     "resources = { devices_per_node = 2; }; parallel = { sequence_degree = 2; };",
+     NULL, "parallel.sequence_degree: has no effect with task = \"grpo\", whose completions each rank"},
     {ON_RANKS("4", "strategy = \"zero3\"; trial = \"always\";"), NULL,
      "parallel.trial: has no effect with parallel.strategy = \"zero3\"; leave it out, or use the"},
     {"task = \"dpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
@@ -419,6 +426,7 @@ static const struct {
     {ON_RANKS("2", "offload = \"optimizer\"; }; train = { optimizer = \"adamw\";"), NULL},
     {ON_RANKS("2", "}; train = { optimizer = \"muon\";"), NULL},
     {ON_RANKS("6", "strategy = \"hybrid\"; shard_degree = 3;"), NULL},
+    {ON_RANKS("6", "sequence_degree = 3;"), NULL},
     {ON_RANKS("1", "}; lora = { rank = 4; init = \"pissa\"; }; train = { weight_decay = 0.1;"), NULL},
     {ON_RANKS(
          "1",
@@ -1361,6 +1369,7 @@ START_TEST(numbers_have_these_ranges)
 	    "grpo.epsilon_high 0 1000\ngrpo.iterations 1 1000\ngrpo.sequences 0 4096\n"
 	    "grpo.log_completions 0 1000000\n"
 	    "parallel.shard_degree 0 1000000\n"
+	    "parallel.sequence_degree 1 1000000\n"
 	    "parallel.prefetch 0 15\nparallel.persist_below 0 1000000000000000\nparallel.timeout 1 86400\n"
 	    "resources.nodes 1 100000\nresources.spares 0 100000\nresources.devices_per_node 1 1024\n"
 	    "resources.threads 0 4096\nresources.grow_after 0 1000000000\nresources.max_restarts 0 1000000\n"

@@ -173,6 +173,56 @@ START_TEST(bias)
 }
 END_TEST
 
+/* Where element (row, col) of the whole lies in the parts. */
+static int64_t in_parts(const struct device_groups *g, int64_t row, int64_t col)
+{
+	int64_t width = g->cols / g->groups;
+
+	return (col / width * g->rows + row) * g->ld_part + col % width;
+}
+
+START_TEST(column_groups)
+{
+	/* Rows, columns of a group, groups, and elements between rows of the whole and of the parts. */
+	static const int64_t shapes[][5] = {{1, 1, 1, 0, 0},    {3, 5, 2, 0, 0},    {17, 16, 4, 32, 8},
+	                                    {300, 24, 3, 8, 0}, {70, 64, 8, 13, 5}, {5, 128, 2, 256, 128}};
+
+	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
+	{
+		int64_t cols = shapes[s][1] * shapes[s][2];
+		struct device_groups g = {.rows = shapes[s][0],
+		                          .cols = cols,
+		                          .ld_whole = cols + shapes[s][3],
+		                          .ld_part = shapes[s][1] + shapes[s][4],
+		                          .groups = (int)shapes[s][2],
+		                          .type = type};
+		int64_t n = g.rows * g.ld_whole, of_parts = g.groups * g.rows * g.ld_part;
+		double *whole = test_values(n, 1), *parts = test_values(of_parts, 2);
+		void *d_whole = test_buffer(dev, whole, n, type),
+		     *d_parts = test_buffer(dev, parts, of_parts, type);
+
+		device_part_columns(dev, &g, d_parts, d_whole);
+		for (int64_t i = 0; i < g.rows; i++)
+			for (int64_t j = 0; j < cols; j++)
+				parts[in_parts(&g, i, j)] = whole[i * g.ld_whole + j];
+		test_close(dev, "part_columns", d_parts, parts, of_parts, type, 0, 0);
+		device_free(dev, d_parts);
+		for (int64_t i = 0; i < of_parts; i++)
+			parts[i] = -parts[i];
+		d_parts = test_buffer(dev, parts, of_parts, type);
+		device_join_columns(dev, &g, d_whole, d_parts);
+		for (int64_t i = 0; i < g.rows; i++)
+			for (int64_t j = 0; j < cols; j++)
+				whole[i * g.ld_whole + j] = parts[in_parts(&g, i, j)];
+		test_close(dev, "join_columns", d_whole, whole, n, type, 0, 0);
+		device_free(dev, d_whole);
+		device_free(dev, d_parts);
+		free(whole);
+		free(parts);
+	}
+}
+END_TEST
+
 START_TEST(embedding)
 {
 	static const int64_t shapes[][3] = {{1, 3, 1}, {17, 5, 65}, {300, 40, 130}, {90, 7, 64}};
@@ -797,6 +847,7 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, elementwise);
 	tcase_add_test(tc, casts_round_to_nearest_even);
 	tcase_add_test(tc, bias);
+	tcase_add_test(tc, column_groups);
 	tcase_add_test(tc, embedding);
 	tcase_add_test(tc, rmsnorm);
 	tcase_add_test(tc, rope);

@@ -47,7 +47,7 @@ START_TEST(numbers_of_the_training)
 	    "parallel.persist_below=1000", "train.precision=fp16", "train.loss_scale_power=12",
 	    "train.loss_scale_window=70", "train.hysteresis=4", "train.consecutive_hysteresis=true",
 	    "train.min_loss_scale=2", "parallel.strategy=hybrid", "parallel.shard_degree=2",
-	    "resources.devices_per_node=4", "parallel.reduce_type=bf16");
+	    "resources.devices_per_node=4", "parallel.reduce_type=bf16", "parallel.sequence_degree=4");
 	struct train_options o = options_of(c);
 
 	ck_assert_double_eq(o.epochs, 3.5);
@@ -84,6 +84,7 @@ START_TEST(numbers_of_the_training)
 	ck_assert_double_eq(o.scaler.least, 2);
 	ck_assert_int_eq(o.strategy, SHARD_HYBRID);
 	ck_assert_int_eq(o.shard_degree, 2);
+	ck_assert_int_eq(o.sequence_degree, 4);
 	ck_assert_int_eq(o.reduce_type, DTYPE_BF16);
 	ck_assert_int_eq(o.gradient_type, DTYPE_F32);
 	ck_assert_int_eq(o.tuning.kind, TUNE_ALL);

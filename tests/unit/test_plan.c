@@ -68,6 +68,8 @@ static void draw_case(struct drawn *d)
 	d->options.persist_below = draw(0, 2) ? 0 : 100;
 	d->options.strategy = (enum shard_strategy)draw(SHARD_DDP, SHARD_HYBRID);
 	d->options.shard_degree = d->world_size % 2 ? 1 : 2;
+	if (d->world_size % 2 == 0 && kv % 2 == 0)
+		d->options.sequence_degree = draw(1, 2);
 }
 
 struct rank {

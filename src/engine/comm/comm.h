@@ -128,6 +128,9 @@ comm_ticket comm_all_gather_into(struct comm *comm, void *all, const void *own, 
                                  enum dtype type);
 comm_ticket comm_reduce_scatter_into(struct comm *comm, void *own, const void *all, int64_t shard,
                                      enum dtype type, enum comm_op op);
+/* in [world_size · count]: the elements at r · count go to rank r, and are in its out [world_size · count] at
+ * (this rank) · count. in stays as it is; the two do not overlap. Any type. */
+comm_ticket comm_all_to_all(struct comm *comm, void *out, const void *in, int64_t count, enum dtype type);
 comm_ticket comm_broadcast(struct comm *comm, void *buffer, size_t bytes, int root);
 comm_ticket comm_barrier(struct comm *comm);
 

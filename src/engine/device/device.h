@@ -66,6 +66,9 @@ struct device_shapes {
 	int64_t cache_tokens; /* longest sequence in a cache; 0: there is none */
 	int64_t cache_rows;   /* of device_attention_rows */
 	int hidden, intermediate, heads, kv_heads, head_dim;
+	/* Attention has so many times the tokens, and of the heads the part for one of so many ranks, which
+	 * share a sequence; 0: as 1. */
+	int sequence_degree;
 	/* Of a mixture of experts, each of which is intermediate wide and computes a multiple of so many
 	 * rows; experts 0: there is one MLP. */
 	int experts, multiple;
@@ -86,6 +89,20 @@ struct device_shapes {
 	bool frozen_blocks, frozen_head;
 	bool fp8; /* the products of the blocks' matrices are in fp8 */
 };
+/* The shapes of attention alone. */
+static inline struct device_shapes device_attended(const struct device_shapes *shapes)
+{
+	struct device_shapes s = *shapes;
+	int degree = s.sequence_degree > 1 ? s.sequence_degree : 1;
+
+	s.tokens *= degree;
+	s.heads /= degree;
+	s.kv_heads /= degree;
+	s.ld_qkv /= degree;
+	s.ld_o /= degree;
+	s.sequence_degree = 1;
+	return s;
+}
 /* Bytes of logits that the head does best at a time. Each chunk reads the head's weights twice and adds to
  * their gradient once; the fewer rows, the more that weighs, and the more, the less of a chunk stays in the
  * cache. */
@@ -349,6 +366,18 @@ void device_attention_forward(struct device *dev, const struct device_attention 
 void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q, void *d_k,
                                void *d_v, const void *d_o, const void *o, const float *lse, const void *q,
                                const void *k, const void *v);
+/*
+ * Columns of `whole` [rows, ld_whole], for as many groups, of which each has the next cols / groups of them.
+ * In `parts` [groups][rows, ld_part] a group's columns are the first of its rows: with heads as columns, what
+ * ranks that share a sequence send each other.
+ */
+struct device_groups {
+	int64_t rows, cols, ld_whole, ld_part;
+	int groups; /* a divisor of cols */
+	enum dtype type;
+};
+void device_part_columns(struct device *dev, const struct device_groups *g, void *parts, const void *whole);
+void device_join_columns(struct device *dev, const struct device_groups *g, void *whole, const void *parts);
 /*
  * Hopper has a second kernel for each pass, whose results differ from those of the portable one in the last
  * bits. Calls that it can compute, and that cuDNN does not, are its own after device_attention_use_hopper and

@@ -119,28 +119,26 @@ static void mlp_backward(struct model *m, int layer, int64_t tokens, float scale
 	model_branch_input_gradient(m, unit, PARAMETER_POST_NORM, m->d_wide, a->middle, tokens);
 }
 
-static void attention_backward(struct model *m, const struct model_pass *p, int layer, bool first)
+static int attention_backward(struct model *m, const struct model_pass *p, int layer, bool first,
+                              struct error *err)
 {
 	struct model_activations *a = &m->layer[layer];
-	struct device_attention attention = p->attention;
 	int unit = layer + 1;
 	int64_t tokens = p->b->tokens;
 	/* Nothing below the lowest unit needs the gradient of its input. */
 	bool ends = unit == m->layout->lowest && !gradient(m, unit, PARAMETER_INPUT_NORM);
-	size_t k = (size_t)m->q * m->size, v = (size_t)(m->q + m->kv) * m->size;
 	const char *dy =
 	               model_branch_gradient(m, unit, PARAMETER_ATTENTION_OUT_NORM, a->attention_out, tokens),
 	           *x;
 	char *qk = a->qkv;
+	int r;
 
 	model_linear_input_gradient(m, unit, PARAMETER_O, m->d_wide, dy, tokens);
 	model_linear_weight_gradient(m, unit, PARAMETER_O, dy, a->attention, tokens, first);
 	if (m->c.qk_norm != MODEL_QK_NORM_NONE)
 		qk = model_qk(m, layer, a->qkv, tokens);
-	attention.window = model_config_window(&m->c, layer);
-	model_rotation(m, layer, &attention);
-	device_attention_backward(m->dev, &attention, m->d_qkv, m->d_qkv + k, m->d_qkv + v, m->d_wide,
-	                          a->attention, a->lse, qk, qk + k, a->qkv + v);
+	if ((r = model_attend_backward(m, p, layer, qk, err)) < 0)
+		return r;
 	model_qk_gradient(m, layer, a->qkv, tokens);
 	if (!ends)
 		model_linear_input_gradient(m, unit, PARAMETER_Q, m->d_wide, m->d_qkv, tokens);
@@ -148,6 +146,7 @@ static void attention_backward(struct model *m, const struct model_pass *p, int 
 	model_linear_weight_gradient(m, unit, PARAMETER_Q, m->d_qkv, x, tokens, first);
 	if (!ends)
 		model_branch_input_gradient(m, unit, PARAMETER_INPUT_NORM, m->d_wide, a->input, tokens);
+	return 0;
 }
 
 /* For the compacted head: where row t of the batch finds its gradient. */
@@ -269,14 +268,17 @@ static int nothing(struct model *m, const struct model_batch *batch, bool first,
  * m->factors. */
 static int weigh(struct model *m, const struct model_pass *p, const char *x, struct error *err)
 {
-	int64_t tokens = p->b->tokens, rows = p->compact ? p->counted : tokens;
-	float *factors = m->token_losses + tokens;
+	int64_t tokens = p->b->tokens, all = p->whole->tokens, rows = p->compact ? p->counted : tokens,
+	        first = m->o.sequence_rank * tokens;
+	float *factors = m->token_losses + all;
 	int r;
 
-	memset(m->token_losses, 0, 2 * (size_t)tokens * sizeof(float));
-	if ((r = model_head_losses(m, p, x, NULL, m->token_losses, err)) < 0 ||
+	memset(m->token_losses, 0, 2 * (size_t)all * sizeof(float));
+	if ((r = model_head_losses(m, p, x, NULL, m->token_losses + first, err)) < 0 ||
+	    (r = model_share_losses(m, p, m->token_losses, err)) < 0 ||
 	    (r = p->b->weigh(p->b->weigh_context, m->token_losses, factors, err)) < 0)
 		return r;
+	factors += first;
 	for (int64_t i = 0; i < p->counted && p->compact; i++)
 		factors[i] = factors[m->host_rows[i]];
 	return device_write(m->dev, m->factors, factors, (size_t)rows * sizeof(float), err);
@@ -313,17 +315,18 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
                     double *loss_sum, struct error *err)
 {
 	struct model_pass p;
-	int64_t tokens = batch->tokens;
+	int64_t tokens;
 	const char *x;
 	int r;
 
 	if (m->c.scores && !batch->weigh)
 		return error_set(err, -EINVAL, "a model of scores is trained by what compares them");
-	if (tokens == 0)
+	if (batch->tokens == 0)
 		return nothing(m, batch, first, err);
 	r = model_begin(m, batch, &p, err);
-	if (r == 0 && p.counted == 0)
-		return nothing(m, batch, first, err);
+	if (r == 0 && p.all_counted == 0)
+		return nothing(m, p.b, first, err);
+	tokens = p.b->tokens;
 	if (r < 0 || (p.compact && (r = write_inverse_rows(m, &p, err)) < 0) ||
 	    (r = model_forward(m, &p, MODEL_FORWARD, err)) < 0)
 		return r;
@@ -331,8 +334,7 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 	if (batch->weigh && (r = weigh(m, &p, x, err)) < 0)
 		return r;
 	model_head_done(m, MODEL_FORWARD);
-	if ((m->balance && (r = model_experts_balance(m, tokens, p.counted, err)) < 0) ||
-	    (r = need_head(m, err)) < 0)
+	if ((m->balance && (r = model_experts_balance(m, &p, err)) < 0) || (r = need_head(m, err)) < 0)
 		return r;
 	m->d_low_of = m->d_scaled_of = -1;
 	model_fp8_start(m);
@@ -350,7 +352,8 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 		start_unit(m, l + 1, first);
 		save_vectors(m, l + 1);
 		mlp_backward(m, l, tokens, scale, first, loss_sum);
-		attention_backward(m, &p, l, first);
+		if ((r = attention_backward(m, &p, l, first, err)) < 0)
+			return r;
 		end_gradients(m, l + 1);
 		end_unit(m, l + 1);
 	}
@@ -363,7 +366,7 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 		return r;
 	if (!head_shares_unit(m))
 		start_unit(m, 0, first);
-	model_embedding_gradient(m, batch->ids, tokens, first);
+	model_embedding_gradient(m, p.b->ids, tokens, first);
 	end_unit(m, 0);
 	return 0;
 }
@@ -375,7 +378,8 @@ int model_forward_backward(struct model *m, const struct model_batch *batch, flo
 
 	/* Evaluation has no dropout. */
 	m->drops = m->masked != NULL;
-	m->number = batch->number;
+	/* Ranks that share a batch have masks of their own. */
+	m->number = batch->number * m->o.sequence_degree + m->o.sequence_rank;
 	r = run_pass(m, batch, scale, first, loss_sum, err);
 	m->drops = false;
 	return r;

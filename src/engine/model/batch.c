@@ -49,6 +49,9 @@ static void choose_rows(struct model *m, struct model_pass *p)
 	const struct model_batch *b = p->b;
 
 	p->counted = 0;
+	p->all_counted = 0;
+	for (int64_t t = 0; t < p->whole->tokens && b->targets; t++)
+		p->all_counted += p->whole->targets[t] >= 0;
 	for (int64_t t = 0; t < b->tokens && b->targets; t++)
 		if (b->targets[t] >= 0) {
 			m->host_rows[p->counted] = (int32_t)t;
@@ -57,19 +60,39 @@ static void choose_rows(struct model *m, struct model_pass *p)
 	/* Of scores, the factors that `weigh` sets are the gradients: a row without a target has none, and
 	 * may not go through the head. */
 	p->compact = p->counted < b->tokens - (m->c.scores ? 0 : b->tokens / 16);
+	/* A part of a batch may have none, while the others have some. */
+	p->compact = p->compact && (p->counted > 0 || p->all_counted == 0);
+}
+
+/* This rank's part of the batch. */
+static void take_part(const struct model *m, const struct model_batch *whole, struct model_pass *p)
+{
+	int64_t tokens = whole->tokens / m->o.sequence_degree, first = m->o.sequence_rank * tokens;
+
+	p->b = p->whole = whole;
+	if (m->o.sequence_degree == 1)
+		return;
+	p->part = *whole;
+	p->part.tokens = tokens;
+	p->part.ids += first;
+	if (whole->targets)
+		p->part.targets += first;
+	p->b = &p->part;
 }
 
 int model_begin(struct model *m, const struct model_batch *b, struct model_pass *p, struct error *err)
 {
-	size_t bytes = (size_t)b->tokens * sizeof(int32_t);
+	int64_t degree = m->o.sequence_degree, tokens = b->tokens / degree,
+	        first = m->o.sequence_rank * tokens;
+	size_t bytes = (size_t)tokens * sizeof(int32_t);
 	int r;
 
 	*p = (struct model_pass){.b = b};
-	if (b->tokens < 1 || b->tokens > m->o.max_tokens || b->documents < 1 || b->documents > b->tokens ||
-	    b->starts[0] != 0 || b->starts[b->documents] != b->tokens)
+	if (b->tokens < 1 || b->tokens % degree || tokens > m->o.max_tokens || b->documents < 1 ||
+	    b->documents > b->tokens || b->starts[0] != 0 || b->starts[b->documents] != b->tokens)
 		return error_set(err, -EINVAL,
 		                 "a batch of %lld tokens in %d documents does not fit a model made for %lld",
-		                 (long long)b->tokens, b->documents, (long long)m->o.max_tokens);
+		                 (long long)b->tokens, b->documents, (long long)(m->o.max_tokens * degree));
 	for (int d = 0; d < b->documents; d++) {
 		int64_t length = (int64_t)b->starts[d + 1] - b->starts[d];
 
@@ -77,8 +100,8 @@ int model_begin(struct model *m, const struct model_batch *b, struct model_pass 
 			return error_set(err, -EINVAL,
 			                 "document %d of the batch has %lld tokens (1 to %lld are possible)",
 			                 d, (long long)length, (long long)m->o.max_sequence);
-		for (int32_t t = b->starts[d]; t < b->starts[d + 1]; t++)
-			m->host_positions[t] = t - b->starts[d];
+		for (int64_t t = MAX(b->starts[d], first); t < MIN(b->starts[d + 1], first + tokens); t++)
+			m->host_positions[t - first] = (int32_t)t - b->starts[d];
 	}
 	for (int64_t t = 0; t < b->tokens; t++)
 		if (b->ids[t] < 0 || b->ids[t] >= m->c.vocab || (b->targets && b->targets[t] >= m->c.vocab))
@@ -88,31 +111,32 @@ int model_begin(struct model *m, const struct model_batch *b, struct model_pass 
 			                 "belong together",
 			                 b->ids[t] < 0 || b->ids[t] >= m->c.vocab ? b->ids[t] : b->targets[t],
 			                 (long long)m->c.vocab);
+	take_part(m, b, p);
 	choose_rows(m, p);
-	if ((r = device_write(m->dev, m->ids, b->ids, bytes, err)) < 0 ||
+	if ((r = device_write(m->dev, m->ids, p->b->ids, bytes, err)) < 0 ||
 	    (r = device_write(m->dev, m->positions, m->host_positions, bytes, err)) < 0 ||
 	    (r = device_write(m->dev, m->starts, b->starts, ((size_t)b->documents + 1) * sizeof(int32_t),
 	                      err)) < 0)
 		return r;
-	if (b->targets && (r = device_write(m->dev, m->targets, p->compact ? m->host_targets : b->targets,
+	if (b->targets && (r = device_write(m->dev, m->targets, p->compact ? m->host_targets : p->b->targets,
 	                                    p->compact ? (size_t)p->counted * 4 : bytes, err)) < 0)
 		return r;
 	if (p->compact && p->counted > 0 &&
 	    (r = device_write(m->dev, m->rows, m->host_rows, (size_t)p->counted * 4, err)) < 0)
 		return r;
 	p->attention = (struct device_attention){.tokens = b->tokens,
-	                                         .heads = m->c.heads,
-	                                         .kv_heads = m->c.kv_heads,
+	                                         .heads = m->c.heads / (int)degree,
+	                                         .kv_heads = m->c.kv_heads / (int)degree,
 	                                         .head_dim = m->c.head_dim,
 	                                         .scale = model_config_attention_scale(&m->c),
 	                                         .cap = (float)m->c.attention_cap,
 	                                         .documents = b->documents,
 	                                         .starts = m->starts,
 	                                         .host_starts = b->starts,
-	                                         .ld_q = m->qkv,
-	                                         .ld_k = m->qkv,
-	                                         .ld_v = m->qkv,
-	                                         .ld_o = m->q,
+	                                         .ld_q = m->qkv / degree,
+	                                         .ld_k = m->qkv / degree,
+	                                         .ld_v = m->qkv / degree,
+	                                         .ld_o = m->q / degree,
 	                                         .type = m->o.type,
 	                                         .portable = m->o.portable_attention};
 	return 0;

@@ -276,8 +276,11 @@ void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t toke
 	const float *rstd = m->rstd;
 	size_t at = 0;
 
-	if (m->c.qk_norm == MODEL_QK_NORM_NONE)
+	if (m->c.qk_norm == MODEL_QK_NORM_NONE) {
+		if (m->o.sequence_degree > 1) /* else attention has turned them back */
+			rotate(m, layer, m->d_qkv, tokens, true);
 		return;
+	}
 	if (norms_rotated_heads(m, table)) {
 		rotated_heads_gradient(m, layer + 1, table, qkv, tokens);
 		return;
@@ -336,22 +339,25 @@ static float embedding_scale(const struct model *m)
 	                                : scale;
 }
 
+/* b: this rank's part of a batch, whose rows are those of the whole. */
 static void add_noise(struct model *m, const struct model_batch *b)
 {
 	const int32_t *ends = b->row_ends ? b->row_ends : b->starts + 1;
 	int rows = b->row_ends ? b->rows : b->documents;
-	int64_t from = 0;
+	int64_t from = 0, part = m->o.sequence_rank * b->tokens;
 
-	for (int r = 0; r < rows; r++) {
-		int64_t n = (ends[r] - from) * m->c.hidden;
-		struct device_noise noise = {.magnitude = (float)(m->o.neftune_alpha / sqrt((double)n)),
+	for (int r = 0; r < rows; from = ends[r++]) {
+		int64_t first = MAX(from, part), last = MIN(ends[r], part + b->tokens);
+		double n = (double)(ends[r] - from) * m->c.hidden;
+		struct device_noise noise = {.magnitude = (float)(m->o.neftune_alpha / sqrt(n)),
 		                             .seed = m->o.seed,
 		                             .number = b->number,
-		                             .first = from * m->c.hidden};
+		                             .first = first * m->c.hidden};
 
-		device_add_noise(m->dev, &noise, m->layer[0].input + (size_t)noise.first * m->size, m->o.type,
-		                 n);
-		from = ends[r];
+		if (first < last)
+			device_add_noise(m->dev, &noise,
+			                 m->layer[0].input + (size_t)((first - part) * m->c.hidden) * m->size,
+			                 m->o.type, (last - first) * m->c.hidden);
 	}
 }
 

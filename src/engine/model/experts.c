@@ -184,10 +184,12 @@ void model_experts_end(struct model *m, int layer, void *y, int64_t tokens)
 }
 
 /* ---- backward ---- */
-int model_experts_balance(struct model *m, int64_t tokens, int64_t counted, struct error *err)
+int model_experts_balance(struct model *m, const struct model_pass *p, struct error *err)
 {
-	double rows = (double)m->c.layers * (double)tokens;
-	float balance[DEVICE_EXPERTS_MAX];
+	double rows = (double)m->c.layers * (double)p->whole->tokens;
+	float balance[DEVICE_EXPERTS_MAX], *all = m->host_shares,
+	                                   *own = all + m->o.sequence_rank * m->c.experts;
+	int r;
 
 	for (int e = 0; e < m->c.experts; e++) {
 		double share = 0;
@@ -197,7 +199,16 @@ int model_experts_balance(struct model *m, int64_t tokens, int64_t counted, stru
 
 			share += counts[e] / rows;
 		}
-		balance[e] = (float)(m->o.router_loss * m->c.experts * share * (double)counted / rows);
+		own[e] = (float)share;
+	}
+	if ((r = model_share(m, own, m->c.experts, all, err)) < 0)
+		return r;
+	for (int e = 0; e < m->c.experts; e++) {
+		double share = 0;
+
+		for (int i = 0; i < m->o.sequence_degree; i++)
+			share += (double)all[i * m->c.experts + e];
+		balance[e] = (float)(m->o.router_loss * m->c.experts * share * (double)p->all_counted / rows);
 	}
 	return device_write(m->dev, m->balance, balance, (size_t)m->c.experts * sizeof(float), err);
 }

@@ -26,18 +26,15 @@ int model_block_middle(struct model *m, int layer, int64_t tokens, struct error 
 int model_block_forward(struct model *m, const struct model_pass *p, int layer, struct error *err)
 {
 	struct model_activations *a = &m->layer[layer];
-	struct device_attention attention = p->attention;
 	int64_t tokens = p->b->tokens;
 	char *qk;
+	int r;
 
 	model_linear(m, layer + 1, PARAMETER_Q, a->qkv,
 	             model_branch_place(m, layer + 1, PARAMETER_INPUT_NORM, a->input), tokens);
 	qk = model_qk(m, layer, a->qkv, tokens);
-	attention.window = model_config_window(&m->c, layer);
-	attention.amax = model_fp8_amax(m, model_layer_operand(layer, OPERAND_ATTENTION), true);
-	device_attention_forward(m->dev, &attention, a->attention, a->lse, qk, qk + (size_t)m->q * m->size,
-	                         a->qkv + (size_t)(m->q + m->kv) * m->size);
-	return model_block_middle(m, layer, tokens, err);
+	r = model_attend(m, p, layer, qk, err);
+	return r < 0 ? r : model_block_middle(m, layer, tokens, err);
 }
 
 void model_block_end(struct model *m, int layer, int64_t tokens)
@@ -92,7 +89,7 @@ int model_forward(struct model *m, const struct model_pass *p, enum model_phase 
 
 	/* Unit 0 has been asked for: what brings the next units goes on meanwhile. */
 	if (r == 0 && phase == MODEL_FORWARD && m->teacher)
-		r = teach(m, p->b, err);
+		r = teach(m, p->whole, err);
 	if (r < 0)
 		return r;
 	model_embed(m, tokens, phase == MODEL_FORWARD && m->o.neftune_alpha > 0 ? p->b : NULL);
@@ -200,10 +197,12 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 		return error_set(err, -EINVAL, "evaluation without targets");
 	for (int64_t t = 0; t < batch->tokens && losses; t++)
 		losses[t] = 0;
-	if (p.counted == 0)
+	if (p.all_counted == 0)
 		return model_forward_nothing(m, MODEL_EVALUATE, err);
 	if ((r = model_forward(m, &p, MODEL_EVALUATE, err)) < 0 ||
-	    (r = model_head_losses(m, &p, model_head_input(m, &p), loss_sum, losses, err)) < 0)
+	    (r = model_head_losses(m, &p, model_head_input(m, &p), loss_sum,
+	                           losses ? losses + m->o.sequence_rank * p.b->tokens : NULL, err)) < 0 ||
+	    (losses && (r = model_share_losses(m, &p, losses, err)) < 0))
 		return r;
 	model_head_done(m, MODEL_EVALUATE);
 	return 0;

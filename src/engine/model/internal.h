@@ -157,6 +157,12 @@ struct model {
 	char *vector_weights;
 	int vector_weights_of; /* whose these are; -1: of none */
 
+	/* Where ranks share a sequence: on the way between ranks; and of all tokens, for the heads of this
+	 * rank, what attention reads and writes. */
+	char *travelling;              /* [T, qkv] */
+	char *heads_qkv, *heads_d_qkv; /* as [T, qkv] */
+	char *heads_o, *heads_d_o;     /* as [T, q] */
+
 	/* Where there are experts. */
 	char *spread;     /* [places, hidden] rows of tokens, or of what experts give */
 	float *d_weights; /* [T, chosen_experts] */
@@ -164,6 +170,7 @@ struct model {
 	float *row_losses;
 	int32_t *expert_starts; /* [2 · experts + 1] */
 	int32_t *host_starts;   /* of all layers; host */
+	float *host_shares;     /* [ranks that share a batch, experts] of their tokens; host */
 
 	/* Input on the device. */
 	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
@@ -172,7 +179,8 @@ struct model {
 	/* Host. */
 	int32_t *host_positions, *host_rows, *host_targets;
 	float *host_losses;
-	float *token_losses; /* with o.weighed: [max_tokens], then as many factors */
+	/* With o.weighed: [max_tokens], of all ranks that share a batch, then as many factors. */
+	float *token_losses;
 
 	/* Generation: per layer and sequence [cache_tokens, 2·kv], k then v. */
 	char **cache;
@@ -192,10 +200,13 @@ static inline size_t model_starts(const struct model *m)
 
 /* The batch being worked on. */
 struct model_pass {
-	const struct model_batch *b;
-	struct device_attention attention;
-	int64_t counted; /* rows with a target */
-	bool compact;    /* only those go through the head: m->rows lists them */
+	const struct model_batch *whole;
+	const struct model_batch *b; /* this rank's part of it, which is `part` where ranks share it */
+	struct model_batch part;
+	struct device_attention attention; /* of all tokens */
+	int64_t counted;                   /* rows with a target */
+	int64_t all_counted;               /* the same of the whole batch */
+	bool compact;                      /* only those go through the head: m->rows lists them */
 };
 
 /* The unit that has a part of a role of a base unit: itself or its companion; -1: none. */
@@ -420,6 +431,17 @@ char *model_qk(struct model *m, int layer, char *qkv, int64_t tokens);
 void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t tokens);
 /* Has attention's backward pass undo the rotation of q and k, unless a norm is in front of it. */
 void model_rotation(const struct model *m, int layer, struct device_attention *a);
+/* all [ranks that share the batch, n]: the n numbers that each has (host), n at most max_tokens, or the
+ * number of experts. */
+int model_share(struct model *m, const float *own, int64_t n, float *all, struct error *err);
+/* Losses of the batch's tokens (host), of which this rank has computed those of its own. */
+int model_share_losses(struct model *m, const struct model_pass *p, float *losses, struct error *err);
+/* Attention of the batch, to a->attention and a->lse; q and k are in qk, v in a->qkv. Both passes wait for
+ * other ranks where these share the batch. */
+int model_attend(struct model *m, const struct model_pass *p, int layer, const char *qk, struct error *err);
+/* From the gradient in m->d_wide to that of q, k and v, in m->d_qkv. */
+int model_attend_backward(struct model *m, const struct model_pass *p, int layer, const char *qk,
+                          struct error *err);
 /* The activation's output from the layer's gate_up. Returns where it is: m->y, or what the layer keeps. */
 const char *model_activate(struct model *m, int layer, int64_t tokens);
 /* The gradient of gate_up, in place, from m->d_wide. Returns where the activation's output is: it is written
@@ -441,8 +463,8 @@ void model_experts_end(struct model *m, int layer, void *y, int64_t tokens);
 /* From dy, the gradient of y, to those of weights and router, and to m->dx. */
 void model_experts_backward(struct model *m, int layer, const char *dy, int64_t tokens, float scale,
                             bool first, double *loss_sum);
-/* Before the backward pass of a batch of which `counted` tokens count: the loss that balances the experts. */
-int model_experts_balance(struct model *m, int64_t tokens, int64_t counted, struct error *err);
+/* Before the backward pass: the loss that balances the experts. */
+int model_experts_balance(struct model *m, const struct model_pass *p, struct error *err);
 struct device_router model_router(const struct model *m, int64_t tokens);
 void model_experts_size(struct model *m); /* before the next two */
 void model_experts_place(struct model *m, struct arena *a);

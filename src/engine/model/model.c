@@ -40,6 +40,7 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->c = *c;
 	m->layout = layout;
 	m->o = *options;
+	m->o.sequence_degree = MAX(options->sequence_degree, 1);
 	m->size = dtype_size(options->type);
 	m->q = (int64_t)c->heads * c->head_dim;
 	m->kv = (int64_t)c->kv_heads * c->head_dim;
@@ -68,16 +69,20 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 		m->fp8.amax = calloc((size_t)model_operands(c), sizeof(*m->fp8.amax));
 	}
 	m->host_starts = calloc((size_t)c->layers * model_starts(m), sizeof(*m->host_starts));
+	m->host_shares =
+	    calloc((size_t)m->o.sequence_degree * (size_t)c->experts + 1, sizeof(*m->host_shares));
 	m->past = calloc((size_t)m->o.cache_sequences, sizeof(*m->past));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
 	m->host_sequences = calloc(tokens + 1, sizeof(int32_t));
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
 	m->host_targets = calloc(tokens + 1, sizeof(int32_t));
 	m->host_losses = calloc(rows, sizeof(float));
-	m->token_losses = calloc(options->weighed ? 2 * tokens + 1 : 1, sizeof(float));
-	if (!m->unit || !m->layer || !m->cache || !m->host_starts || !m->past || !m->host_positions ||
-	    !m->host_sequences || !m->host_rows || (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) ||
-	    !m->host_targets || !m->host_losses || !m->token_losses)
+	m->token_losses =
+	    calloc(options->weighed ? 2 * tokens * (size_t)m->o.sequence_degree + 1 : 1, sizeof(float));
+	if (!m->unit || !m->layer || !m->cache || !m->host_starts || !m->host_shares || !m->past ||
+	    !m->host_positions || !m->host_sequences || !m->host_rows ||
+	    (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) || !m->host_targets || !m->host_losses ||
+	    !m->token_losses)
 		return error_oom(err);
 	*out = steal_pointer(m);
 	return 0;
@@ -94,6 +99,7 @@ void model_free(struct model *m)
 	free(m->cache);
 	free(m->past);
 	free(m->host_starts);
+	free(m->host_shares);
 	free(m->host_positions);
 	free(m->host_sequences);
 	free(m->host_rows);
@@ -275,6 +281,24 @@ static void take_choices(struct model *m, struct arena *a)
 	m->uniform = arena_take(a, BUFFER_LOGITS, n * sizeof(double), "random numbers");
 }
 
+/* Of ranks that share a sequence. */
+static void take_exchange(struct model *m, struct arena *a)
+{
+	size_t row = (size_t)m->o.max_tokens * m->size;
+
+	/* Numbers that ranks tell each other take these, too. */
+	size_t numbers =
+	    (size_t)m->o.sequence_degree * (size_t)MAX(m->o.max_tokens, m->c.experts) * sizeof(float);
+
+	m->travelling = arena_take(a, BUFFER_SCRATCH, MAX(row * (size_t)m->qkv, numbers), "heads on the way");
+	m->heads_qkv = arena_take(a, BUFFER_SCRATCH, MAX(row * (size_t)m->qkv, numbers), "qkv of own heads");
+	m->heads_o = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->q, "attention of own heads");
+	if (!m->o.training)
+		return;
+	m->heads_d_o = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->q, "attention gradient of own heads");
+	m->heads_d_qkv = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "qkv gradient of own heads");
+}
+
 void model_place_buffers(struct model *m, struct arena *a)
 {
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size, hidden = (size_t)m->c.hidden;
@@ -294,6 +318,8 @@ void model_place_buffers(struct model *m, struct arena *a)
 	if (m->rank > 0)
 		take_adapters(m, a);
 	model_fp8_place(m, a);
+	if (m->o.sequence_degree > 1)
+		take_exchange(m, a);
 	if (m->o.training) {
 		m->d_wide =
 		    arena_take(a, BUFFER_SCRATCH, MAX((tokens + 1) * (size_t)m->wide, spread) * m->size,
@@ -314,7 +340,7 @@ void model_place_buffers(struct model *m, struct arena *a)
 	m->ids = arena_take(a, BUFFER_INPUT, tokens * 4, "ids");
 	m->targets = arena_take(a, BUFFER_INPUT, tokens * 4, "targets");
 	m->positions = arena_take(a, BUFFER_INPUT, tokens * 4, "positions");
-	m->starts = arena_take(a, BUFFER_INPUT, (tokens + 1) * 4, "starts");
+	m->starts = arena_take(a, BUFFER_INPUT, (tokens * (size_t)m->o.sequence_degree + 1) * 4, "starts");
 	m->rows = arena_take(a, BUFFER_INPUT, tokens * 4, "counted rows");
 	if (m->o.weighed)
 		m->factors = arena_take(a, BUFFER_INPUT, tokens * 4, "factors of rows");
@@ -376,6 +402,7 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .heads = m->c.heads,
 	                            .kv_heads = m->c.kv_heads,
 	                            .head_dim = m->c.head_dim,
+	                            .sequence_degree = m->o.sequence_degree,
 	                            .vocab = model_config_outputs(&m->c),
 	                            .logits_rows = m->logits_rows,
 	                            .type = m->o.type,

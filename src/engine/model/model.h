@@ -35,7 +35,7 @@ struct model_options {
 	enum dtype gradient_type;
 	bool fp8;             /* the products of the blocks' matrices are in fp8 */
 	bool fp8_shared;      /* with it: the codes of one block's weights are held at a time */
-	int64_t max_tokens;   /* rows of the largest micro-batch */
+	int64_t max_tokens;   /* rows of the largest micro-batch, or of a rank's part of it */
 	int64_t max_sequence; /* longest document: the length of the RoPE tables */
 	bool training;        /* false: no buffers for the backward pass */
 	enum model_recompute recompute;
@@ -64,14 +64,19 @@ struct model_options {
 	/* Of device_distillation, with a teacher (model_set_teacher); then without label_smoothing and dft.
 	 */
 	double distillation_weight, distillation_temperature;
+	/* Ranks that share their micro-batches, in equal parts, and which of them this one is
+	 * (DeepSpeed-Ulysses, Jacobs et al. 2023): all but attention is computed of a rank's own tokens, and
+	 * attention of all tokens, for a part of the heads. Degree 0: as 1. A divisor of heads and kv_heads;
+	 * not with generation. A teacher has the same two. */
+	int sequence_degree, sequence_rank;
 	int64_t cache_tokens; /* generation: length of the KV cache of a sequence, 0: none */
 	int cache_sequences;  /* generation: sequences; 0: one */
 };
 
 /* A micro-batch: rows of all its sequences behind each other, without padding. Host memory, borrowed for the
- * call. */
+ * call. Ranks that share it are given all of it. */
 struct model_batch {
-	int64_t tokens;
+	int64_t tokens;         /* a multiple of sequence_degree */
 	const int32_t *ids;     /* within [0, vocab) */
 	const int32_t *targets; /* < 0: not counted; NULL where no loss is asked for */
 	int documents;
@@ -160,13 +165,17 @@ struct model_hooks {
 	 * which each is to be added to the row of its token. True: the hook sees to that. The memory has room
 	 * for max_tokens, and stays as it is until the next backward pass. */
 	bool (*embedding_rows)(void *context, const void *d_out);
+	/* With a sequence_degree above 1: comm_all_to_all of the ranks that share the batch. */
+	int (*exchange)(void *context, void *out, const void *in, int64_t count, enum dtype type,
+	                struct error *err);
 };
 void model_set_hooks(struct model *m, const struct model_hooks *hooks); /* copied */
 
-/* Forward and backward. Gradients of sum(loss) · scale are written where `first`, else added. The sum of the
- * rows' losses is added to *loss_sum (device float64). -EINVAL for a batch that is larger than the options,
- * with ids out of range, or with starts that do not rise. A batch of 0 tokens is fine: its gradients are
- * 0. */
+/* Forward and backward. Of a batch that ranks share, loss and gradients are those of a rank's tokens, which
+ * add up to those of all. Gradients of sum(loss) · scale are written where `first`, else added. The sum of
+ * the rows' losses is added to *loss_sum (device float64). -EINVAL for a batch that is larger than the
+ * options, with ids out of range, or with starts that do not rise. A batch of 0 tokens is fine: its gradients
+ * are 0. */
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
                            double *loss_sum, struct error *err);
 /* Forward and loss alone; nothing for a batch of 0 tokens. losses (host, [tokens]) may be NULL. */

@@ -250,6 +250,13 @@ static void leave_place(struct player *p, int u)
 	p->ready[u] = INFINITY;
 }
 
+/* Nothing hides it. */
+static void exchange(struct player *p, double seconds)
+{
+	p->communication += seconds;
+	wait_for(p, p->now + seconds);
+}
+
 static void play_step(struct player *p, double overlap)
 {
 	const struct cost_parts *t = p->parts;
@@ -264,6 +271,7 @@ static void play_step(struct player *p, double overlap)
 		for (int u = 0; u < last; u++) {
 			need(p, u, 1);
 			p->now += u == 0 ? t->embedding_forward : t->block_forward;
+			exchange(p, u == 0 ? 0 : t->exchange_forward);
 		}
 		for (int u = last; u >= p->lowest; u--) {
 			bool again = u > 0 && u <= p->recomputed, kept = u >= last - p->outputs;
@@ -277,6 +285,8 @@ static void play_step(struct player *p, double overlap)
 			          : u == 0
 			              ? t->embedding_backward
 			              : t->block_backward + (again ? t->again : 0) - (kept ? t->saved : 0);
+			if (u > 0 && u < last)
+				exchange(p, t->exchange_backward + (again ? t->exchange_again : 0));
 			if (shard_gathers_rows(p->shard) && final && u == last)
 				reduce(p, 0, final);
 			if (shard_gathers_rows(p->shard) && final && u == 0)
@@ -310,8 +320,10 @@ static bool is_measured_cpu(const struct hardware *h)
 /* More threads than processors take turns; and operations take longer in a step than by themselves. */
 static void slow_down(struct player *p, struct cost_parts *t, double factor)
 {
-	double *const parts[] = {&t->block_forward,     &t->block_backward,     &t->again, &t->saved,
-	                         &t->embedding_forward, &t->embedding_backward, &t->head};
+	double *const parts[] = {&t->block_forward, &t->block_backward,    &t->again,
+	                         &t->saved,         &t->embedding_forward, &t->embedding_backward,
+	                         &t->head,          &t->exchange_forward,  &t->exchange_backward,
+	                         &t->exchange_again};
 
 	for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
 		*parts[i] *= factor;
@@ -369,6 +381,31 @@ static void count_units(struct player *p, const struct model_layout *l, const st
 		t->replicate = cost_reduce(h, own * wire, copies_across, copies_inside) +
 		               cost_gather(h, own * wire, copies_across, copies_inside);
 	}
+}
+
+/* Of what a rank has of q, k, v and o it sends as much as it would receive of a gather of so many bytes, and
+ * each is copied once on the way (model/exchange.c). */
+static double exchange_seconds(const struct train_options *o, const struct hardware_set *where, double bytes)
+{
+	int degree = train_sequence_degree(o), inside = MIN(degree, where->per_node);
+
+	return cost_gather(&where->device, bytes, (degree + inside - 1) / inside, inside) +
+	       cost_stream(&where->device, o->precision, RATE_COPY, 2 * bytes);
+}
+
+static void count_exchange(const struct model_config *c, const struct train_options *o, double row,
+                           const struct hardware_set *where, struct cost_parts *p)
+{
+	int degree = train_sequence_degree(o);
+	double token = (double)o->micro_batch * row / degree * (double)dtype_size(o->precision);
+	double q = token * c->heads * c->head_dim, qkv = q + 2 * token * c->kv_heads * c->head_dim;
+
+	if (degree == 1)
+		return;
+	p->exchange_forward = exchange_seconds(o, where, qkv) + exchange_seconds(o, where, q);
+	p->exchange_backward = 2 * p->exchange_forward;
+	if (o->recompute == MODEL_RECOMPUTE_BLOCK)
+		p->exchange_again = p->exchange_forward;
 }
 
 static void count_rows(struct player *p, const struct model_config *c, const struct train_options *o,
@@ -440,12 +477,14 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	struct device_shapes shapes;
 	struct cost_parts parts;
 
-	*out = (struct cost){.tokens = o->micro_batch * o->accumulation * max_row * ranks};
+	*out = (struct cost){.tokens = o->micro_batch * o->accumulation * max_row * ranks /
+	                               train_sequence_degree(o)};
 	if (!times || !ready || !reduced || peak <= 0)
 		return;
 	model_shapes(plan->model, &shapes);
 	cost_count_parts(l, c, o, (double)max_row, &where->device, (double)shapes.logits_rows,
 	                 o->accumulation > 1, &parts);
+	count_exchange(c, o, (double)max_row, where, &parts);
 	/* It comes before the model's own forward pass. */
 	if (plan->frozen.model)
 		parts.embedding_forward +=

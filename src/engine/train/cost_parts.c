@@ -290,7 +290,8 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 {
 	struct trained trained = count_trained(l, c);
 	enum dtype type = o->precision;
-	double rows = (double)o->micro_batch, t = rows * row, s = (double)dtype_size(type);
+	double rows = (double)o->micro_batch, degree = train_sequence_degree(o), t = rows * row / degree,
+	       s = (double)dtype_size(type);
 	double hidden = c->hidden, q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
 	double qkv = q + 2 * kv, wide = c->intermediate, gate_up_cols = (c->gated ? 2 : 1) * wide,
 	       vocab = (double)c->vocab;
@@ -331,7 +332,8 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	rotation = cost_stream(h, type, RATE_ROTATION, 2 * (q + kv) * element + norm_qk);
 	/* A norm behind attention or the MLP is one more than before it where a block has both. */
 	norms = c->norm_place == MODEL_NORM_AROUND ? 4 : 2;
-	p->block_forward += attention(h, c, type, rows, row, false) + norms * norm + rotation + swiglu;
+	p->block_forward +=
+	    attention(h, c, type, rows, row, false) / degree + norms * norm + rotation + swiglu;
 	gate_up = matrix_gemm(h, c, o, RATE_PRODUCT_FORWARD, true, t, gate_up_cols, hidden, false) +
 	          quantize_seconds(h, o, t * hidden, 1, norm_finds);
 	down = matrix_gemm(h, c, o, RATE_PRODUCT_FORWARD, true, t, hidden, wide, false) +
@@ -350,7 +352,7 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	              : unwritten;
 	again = norms * cost_stream(h, type, RATE_NORM, 2 * hidden * element);
 	p->saved = again + written - unwritten;
-	p->block_backward += attention(h, c, type, rows, row, true) + written + again +
+	p->block_backward += attention(h, c, type, rows, row, true) / degree + written + again +
 	                     norms * cost_stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) +
 	                     rotation;
 	p->embedding_forward =

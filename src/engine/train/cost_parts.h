@@ -10,6 +10,8 @@ struct cost_parts {
 	double again; /* of a block that recomputes */
 	double saved; /* of block_backward, where a block keeps the outputs of norms and the activation */
 	double embedding_forward, embedding_backward, head;
+	/* With which a block waits for those ranks that share its tokens. */
+	double exchange_forward, exchange_backward, exchange_again;
 	double trained_blocks; /* the number of blocks that have a backward pass */
 };
 

@@ -38,6 +38,7 @@ static size_t outside(const struct estimate_input *in, const struct plan *plan,
 	size_t packing = 0;
 	const struct hardware *h = &in->where->device;
 	bool alone = in->where->nodes * in->where->per_node == 1;
+	int lanes = shard_lanes(plan->shard) + (train_sequence_degree(in->options) > 1);
 	bool bf16 =
 	    shapes->type == DTYPE_BF16 && (h->sizing.engine != DEVICE_ENGINE_CPU || h->sizing.native_bf16);
 
@@ -46,7 +47,7 @@ static size_t outside(const struct estimate_input *in, const struct plan *plan,
 		              device_sizing_packing(&h->sizing, &shapes[i], in->options->accumulation > 1));
 	return (size_t)(h->outside + (bf16 ? h->outside_bf16 : 0) +
 	                (bf16 && plan->layout->adapts ? h->outside_adapters : 0) +
-	                (alone ? 0 : h->outside_comm + shard_lanes(plan->shard) * h->outside_lane)) +
+	                (alone ? 0 : h->outside_comm + lanes * h->outside_lane)) +
 	       packing +
 	       (h->sizing.engine == DEVICE_ENGINE_CPU ? (size_t)in->options->micro_batch * MAPPED_BY_ROW : 0);
 }
@@ -406,7 +407,10 @@ int estimate_check(const struct estimate_input *in, struct error *err)
 	    shard_strategy_name(other.strategy),
 	    prefetch != in->options->prefetch ? " and parallel.prefetch = 0" : "", again, devices,
 	    str_bytes(takes, sizeof(takes), other.total),
-	    other.fits ? "" : ": shorten data.max_length or lower train.micro_batch");
+	    other.fits ? ""
+	    : ranks > 1 && !in->options->policy.generations
+	        ? ": shorten data.max_length, lower train.micro_batch or raise parallel.sequence_degree"
+	        : ": shorten data.max_length or lower train.micro_batch");
 }
 
 static json_t *memory_json(const struct estimate *e)

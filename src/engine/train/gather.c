@@ -4,6 +4,16 @@
 
 #include "engine/train/internal.h"
 
+/* In documents of their own, which have a token each. */
+static void pad(struct trainer *t, struct model_batch *batch)
+{
+	while (batch->tokens % train_sequence_degree(&t->o)) {
+		t->ids[batch->tokens] = 0;
+		t->targets[batch->tokens] = -1;
+		t->starts[++batch->documents] = (int32_t)++batch->tokens;
+	}
+}
+
 void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
                     struct model_batch *batch)
 {
@@ -25,4 +35,5 @@ void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t
 		batch->tokens += row.length;
 		t->row_ends[batch->rows++] = (int32_t)batch->tokens;
 	}
+	pad(t, batch);
 }

@@ -23,6 +23,9 @@ struct trainer {
 	struct train_options o;
 	const struct dataset *train, *eval;
 	int rank, world_size;
+	/* Ranks that share their rows are a group, which is one of so many; each may have one rank alone. */
+	int group, groups;
+	struct comm *sequence; /* of the ranks of a group; NULL: it is one rank */
 	struct plan *plan;
 	void *memory; /* the arena, on the device */
 	void *host;   /* with offload, that of the host */
@@ -100,7 +103,7 @@ struct trainer {
 };
 
 /* Copies the tokens of n rows (-1: no row) into one micro-batch; batch->tokens is 0 where there
- * was no row. */
+ * was no row. Where ranks share it, tokens that do not count follow, up to a multiple of them. */
 void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t *rows, int64_t n,
                     struct model_batch *batch);
 bool trainer_prefers(const struct trainer *t); /* the task is one of preferences */
@@ -200,6 +203,13 @@ int trainer_end_step(struct trainer *t, struct train_log *log, struct error *err
 bool trainer_runs_ahead(const struct trainer *t);
 /* Weights have been written from the host: makes the compute copies, on all ranks. */
 int trainer_publish(struct trainer *t, struct error *err);
+/* Seconds for which the computation has waited for other ranks. */
+double trainer_waited(const struct trainer *t);
+/* Whether this rank adds what all ranks of its group know to sums over all ranks. */
+static inline bool trainer_adds(const struct trainer *t)
+{
+	return t->rank % train_sequence_degree(&t->o) == 0;
+}
 /* Connects the model with the units that the plan's shard brings. */
 void trainer_set_hooks(struct trainer *t);
 /* After the host has read from the device: 0 where the collectives that produced what it read have ended in

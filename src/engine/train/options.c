@@ -35,6 +35,18 @@ void train_options_default(struct train_options *o)
 	policy_options_default(&o->policy);
 }
 
+int train_sequence_degree(const struct train_options *o)
+{
+	return MAX(o->sequence_degree, 1);
+}
+
+int64_t train_tokens(const struct train_options *o, int64_t max_row)
+{
+	int degree = train_sequence_degree(o);
+
+	return (o->micro_batch * max_row + degree - 1) / degree;
+}
+
 bool train_has_reference(const struct train_options *o)
 {
 	return o->policy.generations && o->policy.beta > 0;
@@ -137,6 +149,8 @@ int train_options_check(const struct train_options *o, struct error *err)
 	     "grpo goes without a teacher, fp8, neftune_alpha, label_smoothing, dft and router_loss"},
 	    {!o->policy.generations || o->save_steps % o->policy.iterations == 0,
 	     "output.save_steps has to be a multiple of grpo.iterations: completions are not saved"},
+	    {train_sequence_degree(o) == 1 || !o->policy.generations,
+	     "grpo goes without parallel.sequence_degree"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
 	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};

@@ -59,6 +59,7 @@ struct train_options {
 	int64_t state_piece;          /* of offload_dir, elements at a time; 0: by default */
 	enum shard_quantize quantize; /* of what is frozen */
 	int shard_degree;             /* hybrid: ranks that share one copy of the model */
+	int sequence_degree;          /* ranks that share their micro-batches (model_options); 0: as 1 */
 	int prefetch;                 /* units whose weights are gathered ahead */
 	int64_t persist_below;        /* elements; the weights of smaller units stay whole */
 	size_t logits_bytes;          /* device_logits_bytes, which a trainer fills in itself */
@@ -76,6 +77,9 @@ struct train_options {
 	 * scratch */
 	bool widens;
 };
+int train_sequence_degree(const struct train_options *o); /* at least 1 */
+/* Tokens of the largest micro-batch, or of a rank's part of it, with rows of at most so many. */
+int64_t train_tokens(const struct train_options *o, int64_t max_row);
 /* Of a policy: whether it has a reference, and how many completions a rank generates at once. */
 bool train_has_reference(const struct train_options *o);
 int train_sequences(const struct train_options *o);

@@ -65,6 +65,8 @@ static int create_frozen(struct plan *p, struct device *dev, const struct model_
 	                          .portable_attention = true,
 	                          .max_tokens = of->max_tokens,
 	                          .max_sequence = of->max_sequence,
+	                          .sequence_degree = of->sequence_degree,
+	                          .sequence_rank = of->sequence_rank,
 	                          .logits_bytes = of->logits_bytes};
 	struct device_shapes shapes;
 	int r;
@@ -124,6 +126,33 @@ static void plan_sequences(struct plan *p, const struct train_options *options, 
 	o->max_tokens = MAX(o->max_tokens, p->sequences);
 }
 
+/* What ranks that share a sequence divide. */
+static int check_heads(int degree, const struct model_config *c, const char *whose, struct error *err)
+{
+	return c->heads % degree == 0 && c->kv_heads % degree == 0
+	           ? 0
+	           : error_set(
+	                 err, -EINVAL,
+	                 "parallel.sequence_degree = %d: it has to divide the heads of the %s, of which "
+	                 "there are %d, and %d of keys and values",
+	                 degree, whose, c->heads, c->kv_heads);
+}
+
+static int check_sequence(const struct train_options *o, int world_size, const struct model_config *c,
+                          struct error *err)
+{
+	int degree = train_sequence_degree(o), r;
+
+	if (world_size % degree)
+		return error_set(
+		    err, -EINVAL,
+		    "parallel.sequence_degree = %d: the run has %d ranks, which is no multiple of it", degree,
+		    world_size);
+	if ((r = check_heads(degree, c, "model", err)) < 0)
+		return r;
+	return o->distillation.teacher ? check_heads(degree, o->distillation.teacher, "teacher", err) : 0;
+}
+
 int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
                 const struct model_config *config, const struct train_options *options, int64_t max_row,
                 struct plan **out, struct error *err)
@@ -135,10 +164,12 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .fp8 = options->fp8,
 	                          .fp8_shared = options->strategy >= SHARD_ZERO3 ||
 	                                        options->offload == SHARD_OFFLOAD_ALL,
-	                          .max_tokens = options->micro_batch * max_row,
+	                          .max_tokens = train_tokens(options, max_row),
 	                          .max_sequence = max_row,
 	                          .logits_bytes = options->logits_bytes,
 	                          .training = true,
+	                          .sequence_degree = train_sequence_degree(options),
+	                          .sequence_rank = rank % train_sequence_degree(options),
 	                          .weighed = options->preference.kind != PREFERENCE_NONE,
 	                          .neftune_alpha = options->neftune_alpha,
 	                          .label_smoothing = options->label_smoothing,
@@ -153,23 +184,25 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	                          .quantized = options->quantize != SHARD_QUANTIZE_NONE,
 	                          .seed = options->seed,
 	                          .in_place = replaces_weights(options, world_size)};
-	struct shard_options parts = {.rank = rank,
-	                              .world_size = world_size,
-	                              .strategy = options->strategy,
-	                              .degree = options->shard_degree,
-	                              .type = options->precision,
-	                              .without_master = options->without_master,
-	                              .accumulates = options->accumulation > 1,
-	                              .prefetch = options->prefetch,
-	                              .persist_below = options->persist_below,
-	                              .wire = options->reduce_type,
-	                              .gradient_type = options->gradient_type,
-	                              .offload = options->offload,
-	                              .offload_dir = options->offload_dir,
-	                              .state_piece = options->state_piece,
-	                              .quantize = options->quantize,
-	                              /* Rows of data are known to all ranks, completions are not. */
-	                              .max_tokens = options->policy.generations ? 0 : o.max_tokens};
+	struct shard_options parts = {
+	    .rank = rank,
+	    .world_size = world_size,
+	    .strategy = options->strategy,
+	    .degree = options->shard_degree,
+	    .type = options->precision,
+	    .without_master = options->without_master,
+	    .accumulates = options->accumulation > 1,
+	    .prefetch = options->prefetch,
+	    .persist_below = options->persist_below,
+	    .wire = options->reduce_type,
+	    .gradient_type = options->gradient_type,
+	    .offload = options->offload,
+	    .offload_dir = options->offload_dir,
+	    .state_piece = options->state_piece,
+	    .quantize = options->quantize,
+	    /* Rows of data are known to all ranks, completions are not. Where ranks share
+	     * rows, their gradients are summed with the others. */
+	    .max_tokens = options->policy.generations || o.sequence_degree > 1 ? 0 : o.max_tokens};
 	int r;
 
 	if (!p)
@@ -179,7 +212,9 @@ int plan_create(struct device *dev, struct comm *comm, int rank, int world_size,
 	plan_sequences(p, options, max_row, &o);
 	if (options->router_loss > 0 && !c->experts)
 		return error_set(err, -EINVAL, "train.router_loss: the model has no experts; leave it out");
-	if (o.max_tokens > INT32_MAX / 2 / MAX(c->chosen_experts, 1))
+	if ((r = check_sequence(options, world_size, c, err)) < 0)
+		return r;
+	if (options->micro_batch * max_row > INT32_MAX / 2 / MAX(c->chosen_experts, 1))
 		return error_set(err, -EINVAL,
 		                 "micro_batch %lld times rows of %lld tokens is more than a step can hold",
 		                 (long long)options->micro_batch, (long long)max_row);

@@ -32,7 +32,8 @@ int preference_allocate(struct trainer *t, struct error *err)
 
 	if (!trainer_prefers(t))
 		return 0;
-	w->losses = malloc((size_t)t->o.micro_batch * (size_t)t->max_row * sizeof(*w->losses));
+	w->losses = malloc((size_t)(train_tokens(&t->o, t->max_row) * train_sequence_degree(&t->o)) *
+	                   sizeof(*w->losses));
 	if (!w->losses)
 		return error_oom(err);
 	for (int i = 0; i < 2 && preference_has_reference(&t->o.preference); i++) {
@@ -68,7 +69,7 @@ static bool has_likelihood(const struct trainer *t)
 void preference_begin(struct trainer *t)
 {
 	struct preference_work *w = &t->preference;
-	int64_t n = (int64_t)t->world_size * t->o.accumulation * t->o.micro_batch;
+	int64_t n = (int64_t)t->groups * t->o.accumulation * t->o.micro_batch;
 
 	memset(w->sums, 0, sizeof(w->sums));
 	w->pairs = w->nll_tokens = 0;
@@ -129,7 +130,7 @@ static int estimate_kl(struct trainer *t, const float *losses, double *kl, struc
 	int64_t at = 0;
 	int r;
 
-	for (int64_t i = 0; i < w->count && losses; i++) {
+	for (int64_t i = 0; i < w->count && losses && trainer_adds(t); i++) {
 		struct dataset_row row;
 
 		if (w->rows[i] < 0)
@@ -214,6 +215,8 @@ static int weigh(void *context, const float *losses, float *factors, struct erro
 			add_likelihood(t, &row, losses + at, factors ? factors + at : NULL);
 		at += row.length;
 	}
+	if (!trainer_adds(t))
+		memset(w->sums, 0, sizeof(w->sums));
 	return 0;
 }
 
@@ -263,14 +266,14 @@ void preference_set_batch(struct trainer *t, const struct dataset *data, const i
 static int for_all(struct trainer *t, const struct dataset *data,
                    int (*each)(struct trainer *t, struct error *err), struct error *err)
 {
-	int64_t rows = dataset_rows(data), at = t->rank, all = t->world_size * t->o.micro_batch;
+	int64_t rows = dataset_rows(data), at = t->group, all = t->groups * t->o.micro_batch;
 	struct model_batch b;
 	int r;
 
 	for (int64_t done = 0; done < rows; done += all) {
 		int64_t n = 0;
 
-		for (; n < t->o.micro_batch && at < rows; at += t->world_size)
+		for (; n < t->o.micro_batch && at < rows; at += t->groups)
 			t->rows[n++] = at;
 		trainer_gather(t, data, t->rows, n, &b);
 		preference_set_batch(t, data, t->rows, n, &b);
@@ -311,7 +314,7 @@ static int add_reference(struct trainer *t, struct error *err)
 	double(*known)[2] = w->reference[w->data == t->train ? 0 : 1];
 	int64_t at = 0;
 
-	for (int64_t i = 0; i < w->count; i++) {
+	for (int64_t i = 0; i < w->count && trainer_adds(t); i++) {
 		struct dataset_row row;
 		int r;
 
@@ -325,7 +328,7 @@ static int add_reference(struct trainer *t, struct error *err)
 	return 0;
 }
 
-/* Each rank has its rows, and 0 for those of the others. */
+/* Each rank has its rows, and 0 for those of the others, or of a rank that shares them. */
 static int share_reference(struct trainer *t, double *values, int64_t n, struct error *err)
 {
 	void *staging;

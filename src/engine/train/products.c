@@ -109,6 +109,7 @@ static void take_attention_shape(struct choosing *c, const struct model *model,
 	struct device_shapes s;
 
 	model_shapes(model, &s);
+	s = device_attended(&s);
 	c->attention = (struct device_attention_shape){.tokens = s.tokens,
 	                                               .rows = s.capped ? 0 : MIN(s.max_sequence, s.tokens),
 	                                               .heads = s.heads,
@@ -123,7 +124,7 @@ static int list_products(struct choosing *c, const struct model_config *config,
 {
 	_cleanup_(plan_freep) struct plan *plan = NULL;
 	struct train_options o = *options;
-	int64_t tokens = options->micro_batch * max_row;
+	int64_t tokens = train_tokens(options, max_row);
 	int r;
 
 	o.logits_bytes = device_logits_bytes();

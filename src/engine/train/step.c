@@ -15,7 +15,7 @@
  * from the sampler and the lengths of the rows. */
 static void count_batch(struct trainer *t, struct train_work *w)
 {
-	int64_t n = (int64_t)t->world_size * t->o.accumulation * t->o.micro_batch;
+	int64_t n = (int64_t)t->groups * t->o.accumulation * t->o.micro_batch;
 
 	w->targets = w->tokens = 0;
 	sampler_step_all(&t->sampler, t->begun, t->all_rows);
@@ -78,11 +78,24 @@ static bool gather_rows(void *context, const void *d_out)
 	return shard_embedding_rows(t->plan->shard, d_out);
 }
 
+/* Sends the ranks of this group what is theirs, and takes what is this rank's. */
+static int exchange(void *context, void *out, const void *in, int64_t count, enum dtype type,
+                    struct error *err)
+{
+	struct trainer *t = context;
+
+	return comm_wait(t->sequence, comm_all_to_all(t->sequence, out, in, count, type), err);
+}
+
 void trainer_set_hooks(struct trainer *t)
 {
-	struct model_hooks hooks = {t, need_unit, done_with_unit, reduce_unit, reduce_head, gather_rows};
+	struct model_hooks hooks = {t,           need_unit,   done_with_unit, reduce_unit,
+	                            reduce_head, gather_rows, exchange};
 
 	model_set_hooks(t->plan->model, &hooks);
+	if (t->plan->frozen.model)
+		model_set_hooks(t->plan->frozen.model,
+		                &(struct model_hooks){.context = t, .exchange = exchange});
 }
 
 /* ---- the step ---- */
@@ -99,7 +112,7 @@ static bool has_rows(const int64_t *rows, int64_t n)
 static int64_t last_micro_step(struct trainer *t)
 {
 	bool all = shard_in_step(t->plan->shard) || trainer_prefers_together(t);
-	int64_t n = t->o.micro_batch * (all ? t->world_size : 1), last = 0;
+	int64_t n = t->o.micro_batch * (all ? t->groups : 1), last = 0;
 
 	if (trainer_has_policy(t))
 		return policy_last(t, all);
@@ -181,7 +194,7 @@ static int accumulate(struct trainer *t, struct train_work *w, float scale, stru
 		begun = clock_monotonic();
 		if ((r = gather_batch(t, a, &b, err)) < 0)
 			return error_prefix(err, "step %lld", (long long)w->step);
-		b.number = (t->begun * t->o.accumulation + a) * t->world_size + t->rank;
+		b.number = (t->begun * t->o.accumulation + a) * t->groups + t->group;
 		/* Else all rows that were ever read would count as memory of the rank, which no plan has. */
 		dataset_release(t->train);
 		w->data_seconds += clock_monotonic() - begun;
@@ -222,11 +235,18 @@ static void prepare_sums(struct trainer *t, struct train_work *w)
 	w->sums[PLAN_SUM_RANKS + t->rank] = t->busy;
 }
 
+double trainer_waited(const struct trainer *t)
+{
+	double seconds = shard_waited_seconds(t->plan->shard);
+
+	return t->sequence ? seconds + comm_waited_seconds(t->sequence) : seconds;
+}
+
 /* Measures a step that has ended, from when it began or the one before it had ended: its time, and how long
  * it waited for data and for other ranks. */
 static void measure(struct trainer *t, const struct train_work *w, struct train_log *log)
 {
-	double waited = shard_waited_seconds(t->plan->shard), now = clock_monotonic();
+	double waited = trainer_waited(t), now = clock_monotonic();
 
 	log->step_seconds = now - MAX(w->begun, t->ended_at);
 	log->data_seconds = w->data_seconds;
@@ -327,7 +347,7 @@ int trainer_begin_step(struct trainer *t, struct error *err)
 	w->step = t->begun + 1;
 	w->rate = options.learning_rate;
 	if (t->begun == t->step)
-		t->waited = shard_waited_seconds(t->plan->shard);
+		t->waited = trainer_waited(t);
 	if (trainer_has_policy(t)) {
 		if ((r = policy_begin(t, w, err)) < 0)
 			return error_prefix(err, "step %lld", (long long)w->step);
@@ -411,8 +431,8 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 
 int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err)
 {
-	int64_t rows = t->eval ? dataset_rows(t->eval) : 0, targets = 0, at = t->rank;
-	int64_t all = t->world_size * t->o.micro_batch;
+	int64_t rows = t->eval ? dataset_rows(t->eval) : 0, targets = 0, at = t->group;
+	int64_t all = t->groups * t->o.micro_batch;
 	double *sum = &t->plan->sums[PLAN_SUM_LOSS], total = 0;
 	struct model_batch b;
 	int r;
@@ -433,7 +453,7 @@ int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *
 	for (int64_t done = 0; done < rows; done += all) {
 		int64_t n = 0;
 
-		for (; n < t->o.micro_batch && at < rows; at += t->world_size)
+		for (; n < t->o.micro_batch && at < rows; at += t->groups)
 			t->rows[n++] = at;
 		trainer_gather(t, t->eval, t->rows, n, &b);
 		if ((r = model_evaluate(t->plan->model, &b, sum, NULL, err)) < 0)

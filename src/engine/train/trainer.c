@@ -12,7 +12,7 @@
 static void count_steps(struct trainer *t)
 {
 	const struct train_options *o = &t->o;
-	double batch = (double)(o->micro_batch * o->accumulation * t->world_size);
+	double batch = (double)(o->micro_batch * o->accumulation * t->groups);
 	double scale = o->scale_rate == TRAIN_SCALE_LINEAR ? batch
 	               : o->scale_rate == TRAIN_SCALE_SQRT ? sqrt(batch)
 	                                                   : 1;
@@ -26,7 +26,7 @@ static void count_steps(struct trainer *t)
 	if (o->max_steps <= 0 && t->sampler.start_rows > 0) {
 		whole = total / t->steps_per_epoch;
 		last = total % t->steps_per_epoch / trainer_iterations(t) * t->sampler.micro_batch *
-		       t->sampler.accumulation * t->world_size;
+		       t->sampler.accumulation * t->groups;
 		t->total_steps =
 		    sampler_steps_until(&t->sampler, whole * t->sampler.rows + last) * trainer_iterations(t);
 	}
@@ -54,15 +54,22 @@ static int allocate_sums(struct trainer *t, struct error *err)
 	return r;
 }
 
+static int connect_group(struct trainer *t, struct error *err)
+{
+	return train_sequence_degree(&t->o) > 1 ? comm_split(t->comm, t->group, t->rank, &t->sequence, err)
+	                                        : 0;
+}
+
 static int allocate(struct trainer *t, struct error *err)
 {
-	size_t batch = (size_t)t->o.micro_batch, tokens = batch * (size_t)t->max_row;
+	size_t batch = (size_t)t->o.micro_batch;
+	size_t tokens = (size_t)(train_tokens(&t->o, t->max_row) * train_sequence_degree(&t->o));
 	size_t rows = batch * (size_t)t->o.accumulation, scratch = 0;
 	struct device_shapes shapes[PLAN_MODELS];
 	int models, r;
 
 	t->rows = calloc(MAX(rows, batch), sizeof(*t->rows));
-	t->all_rows = calloc(rows * (size_t)t->world_size, sizeof(*t->all_rows));
+	t->all_rows = calloc(rows * (size_t)t->groups, sizeof(*t->all_rows));
 	t->ids = malloc(tokens * sizeof(*t->ids));
 	t->targets = malloc(tokens * sizeof(*t->targets));
 	t->starts = malloc((tokens + 1) * sizeof(*t->starts));
@@ -91,7 +98,8 @@ static int allocate(struct trainer *t, struct error *err)
 		return r;
 	plan_bind(t->plan, t->memory, t->host);
 	trainer_set_hooks(t);
-	if ((r = shard_connect(t->plan->shard, err)) < 0 || (r = model_prepare(t->plan->model, err)) < 0)
+	if ((r = shard_connect(t->plan->shard, err)) < 0 || (r = connect_group(t, err)) < 0 ||
+	    (r = model_prepare(t->plan->model, err)) < 0)
 		return r;
 	if (t->plan->frozen.model && (r = model_prepare(t->plan->frozen.model, err)) < 0)
 		return r;
@@ -144,10 +152,12 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 	t->eval = eval;
 	t->rank = comm ? comm_rank(comm) : 0;
 	t->world_size = comm ? comm_size(comm) : 1;
+	t->groups = t->world_size / train_sequence_degree(&t->o);
+	t->group = t->rank / train_sequence_degree(&t->o);
 	t->max_row = train_longest_row(options, c, train, eval);
 	t->sampler = (struct sampler){.rows = dataset_rows(train),
-	                              .world_size = t->world_size,
-	                              .rank = t->rank,
+	                              .world_size = t->groups,
+	                              .rank = t->group,
 	                              .micro_batch = (int)t->o.micro_batch,
 	                              .accumulation = (int)t->o.accumulation,
 	                              .seed = t->o.seed,
@@ -170,6 +180,7 @@ void trainer_free(struct trainer *t)
 		return;
 	if (t->plan)
 		shard_disconnect(t->plan->shard);
+	comm_destroy(t->sequence);
 	plan_free(t->plan);
 	if (t->host)
 		device_free_host(t->dev, t->host);

@@ -74,5 +74,7 @@ ncclResult_t ncclReduceScatter(const void *from, void *to, size_t n, ncclDataTyp
                                ncclComm_t c, cudaStream_t s);
 ncclResult_t ncclAllGather(const void *from, void *to, size_t n, ncclDataType_t t, ncclComm_t c,
                            cudaStream_t s);
+ncclResult_t ncclSend(const void *from, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s);
+ncclResult_t ncclRecv(void *to, size_t n, ncclDataType_t t, int peer, ncclComm_t c, cudaStream_t s);
 ncclResult_t ncclBroadcast(const void *from, void *to, size_t n, ncclDataType_t t, int root, ncclComm_t c,
                            cudaStream_t s);

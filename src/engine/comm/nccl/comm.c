@@ -30,6 +30,25 @@ const char *comm_describe(const struct comm *c)
 }
 
 /* ---- collectives ---- */
+/* As a group of what is sent to each rank and received from it. */
+static ncclResult_t all_to_all(struct comm *c, const struct collective *o)
+{
+	size_t shard = o->count * o->size;
+	ncclResult_t r = ncclGroupStart(), end;
+
+	if (r != ncclSuccess)
+		return r;
+	for (int i = 0; i < c->size && (r == ncclSuccess || r == ncclInProgress); i++) {
+		r = ncclSend((const char *)o->input + (size_t)i * shard, o->count, o->type, i, c->nccl,
+		             c->stream);
+		if (r == ncclSuccess || r == ncclInProgress)
+			r = ncclRecv((char *)o->buffer + (size_t)i * shard, o->count, o->type, i, c->nccl,
+			             c->stream);
+	}
+	end = ncclGroupEnd();
+	return r == ncclSuccess || r == ncclInProgress ? end : r;
+}
+
 static ncclResult_t start(struct comm *c, const struct collective *o)
 {
 	char *own = (char *)o->buffer + (size_t)c->rank * o->count * o->size;
@@ -44,6 +63,8 @@ static ncclResult_t start(struct comm *c, const struct collective *o)
 	case KIND_ALL_GATHER:
 		return ncclAllGather(o->input ? o->input : own, o->buffer, o->count, o->type, c->nccl,
 		                     c->stream);
+	case KIND_ALL_TO_ALL:
+		return all_to_all(c, o);
 	case KIND_BROADCAST:
 		return ncclBroadcast(o->buffer, o->buffer, o->count, o->type, o->root, c->nccl, c->stream);
 	}
@@ -212,6 +233,13 @@ comm_ticket comm_all_gather_into(struct comm *c, void *all, const void *own, int
 	if (c->size == 1 && own != all)
 		device_copy(c->dev, all, own, (size_t)shard * dtype_size(type));
 	return reduction(c, KIND_ALL_GATHER, all, own, shard, type, COMM_SUM);
+}
+
+comm_ticket comm_all_to_all(struct comm *c, void *out, const void *in, int64_t count, enum dtype type)
+{
+	if (c->size == 1)
+		device_copy(c->dev, out, in, (size_t)count * dtype_size(type));
+	return reduction(c, KIND_ALL_TO_ALL, out, in, count, type, COMM_SUM);
 }
 
 comm_ticket comm_broadcast(struct comm *c, void *buffer, size_t bytes, int root)

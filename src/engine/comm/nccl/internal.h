@@ -39,13 +39,21 @@ enum {
 	POLL_NS = 20 * 1000,
 };
 
-enum kind { KIND_ALL_REDUCE, KIND_REDUCE_SCATTER, KIND_ALL_GATHER, KIND_BROADCAST, KIND_BARRIER };
+enum kind {
+	KIND_ALL_REDUCE,
+	KIND_REDUCE_SCATTER,
+	KIND_ALL_GATHER,
+	KIND_ALL_TO_ALL,
+	KIND_BROADCAST,
+	KIND_BARRIER
+};
 
 struct collective {
 	enum kind kind;
 	void *buffer;
-	const void *input; /* NULL: in buffer; else of all_gather a shard, of reduce_scatter all shards */
-	size_t count;      /* elements: all, or a shard */
+	/* NULL: in buffer; else of all_gather a shard, of reduce_scatter and all_to_all all shards */
+	const void *input;
+	size_t count; /* elements: all, or a shard */
 	ncclDataType_t type;
 	size_t size; /* of an element */
 	ncclRedOp_t op;

@@ -48,7 +48,14 @@ ncclResult_t ncclGroupEnd(void);
 	F(ncclResult_t, ncclBroadcast, \
 	  (const void *from, void *to, size_t count, ncclDataType_t type, int root, ncclComm_t comm, \
 	   cudaStream_t stream), \
-	  (from, to, count, type, root, comm, stream))
+	  (from, to, count, type, root, comm, stream)) \
+	F(ncclResult_t, ncclSend, \
+	  (const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, \
+	   cudaStream_t stream), \
+	  (from, count, type, peer, comm, stream)) \
+	F(ncclResult_t, ncclRecv, \
+	  (void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream), \
+	  (to, count, type, peer, comm, stream))
 /* clang-format on */
 
 LIBRARY_DEFINE(FUNCTIONS)

@@ -29,8 +29,8 @@
 #define WATCH_NS     (20 * 1000 * 1000)
 #define STOP_TIMEOUT 10.0 /* seconds without progress after this process has been asked to end */
 
-static const char *const kind_names[] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast",
-                                         "barrier"};
+static const char *const kind_names[] = {"all-reduce", "reduce-scatter", "all-gather",
+                                         "all-to-all", "broadcast",      "barrier"};
 
 const char *comm_kind_name(enum kind kind)
 {

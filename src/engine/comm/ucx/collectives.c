@@ -379,6 +379,32 @@ static int all_gather(struct comm *c, uint64_t ticket, const struct operation *o
 	return ring_run(c, ticket, &layout, apart ? o->input : NULL, o->type, COMM_SUM, false, true);
 }
 
+/* Every rank sends each other rank what is for it, in chunks. */
+static int all_to_all(struct comm *c, uint64_t ticket, const struct operation *o)
+{
+	size_t shard = o->count * element_size(o->type);
+	const char *input = o->input;
+	char *buffer = o->buffer;
+
+	memcpy(buffer + c->rank * shard, input + c->rank * shard, shard);
+	for (size_t done = 0; done < shard; done += CHUNK_BYTES) {
+		size_t bytes = MIN(shard - done, CHUNK_BYTES);
+		int used = 0, r;
+
+		for (int i = 1; i < c->size; i++) {
+			int to = modulo(c->rank + i, c->size), from = modulo(c->rank - i, c->size);
+
+			transport_receive(c, from, make_tag(ticket, from, PHASE_FLAT),
+			                  buffer + from * shard + done, bytes, &c->transfers[used++]);
+			transport_send(c, to, make_tag(ticket, c->rank, PHASE_FLAT),
+			               input + to * shard + done, bytes, &c->transfers[used++]);
+		}
+		if ((r = finish(c, c->transfers, used)) < 0)
+			return r;
+	}
+	return 0;
+}
+
 /* For small buffers: a binomial tree. Distances are counted from the root. */
 static int broadcast_tree(struct comm *c, uint64_t ticket, const struct operation *o)
 {
@@ -492,6 +518,7 @@ static const collective_fn collectives[] = {
     [KIND_ALL_REDUCE] = all_reduce,
     [KIND_REDUCE_SCATTER] = reduce_scatter,
     [KIND_ALL_GATHER] = all_gather,
+    [KIND_ALL_TO_ALL] = all_to_all,
     [KIND_BROADCAST] = broadcast,
     [KIND_BARRIER] = barrier,
 };

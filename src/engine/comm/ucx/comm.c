@@ -332,6 +332,17 @@ comm_ticket comm_all_gather_into(struct comm *c, void *all, const void *own, int
 	return all_gather(c, all, own, shard, type);
 }
 
+comm_ticket comm_all_to_all(struct comm *c, void *out, const void *in, int64_t count, enum dtype type)
+{
+	if (c->size == 1)
+		memcpy(out, in, count * dtype_size(type));
+	return enqueue(c, &(struct operation){.kind = KIND_ALL_TO_ALL,
+	                                      .type = ELEMENT_BYTE,
+	                                      .buffer = out,
+	                                      .input = in,
+	                                      .count = count * (int64_t)dtype_size(type)});
+}
+
 comm_ticket comm_broadcast(struct comm *c, void *buffer, size_t bytes, int root)
 {
 	return enqueue(c, &(struct operation){.kind = KIND_BROADCAST,

@@ -34,6 +34,7 @@ enum kind {
 	KIND_ALL_REDUCE,
 	KIND_REDUCE_SCATTER,
 	KIND_ALL_GATHER,
+	KIND_ALL_TO_ALL,
 	KIND_BROADCAST,
 	KIND_BARRIER,
 };
@@ -44,8 +45,9 @@ struct operation {
 	enum comm_op op;
 	int root;
 	void *buffer;
-	const void *input; /* NULL: in buffer; else of all_gather a shard, of reduce_scatter all shards */
-	int64_t count;     /* elements: all of them (all_reduce, broadcast) or a shard (the others) */
+	/* NULL: in buffer; else of all_gather a shard, of reduce_scatter and all_to_all all shards */
+	const void *input;
+	int64_t count; /* elements: all of them (all_reduce, broadcast) or a shard (the others) */
 };
 
 /* Runs an operation from its first message to its last, on the progress thread; a negative return means that

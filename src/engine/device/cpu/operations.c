@@ -217,6 +217,31 @@ void device_expert_places(struct device *dev, const struct device_router *r, int
 	}
 }
 
+static void move_columns(struct device *dev, const struct device_groups *g, char *parts, char *whole,
+                         bool join)
+{
+	size_t size = dtype_size(g->type), bytes = (size_t)(g->cols / g->groups) * size;
+
+#pragma omp parallel for schedule(static) num_threads(dev->threads)
+	for (int64_t row = 0; row < g->rows; row++)
+		for (int i = 0; i < g->groups; i++) {
+			char *part = parts + (size_t)((i * g->rows + row) * g->ld_part) * size;
+			char *of_whole = whole + (size_t)(row * g->ld_whole) * size + (size_t)i * bytes;
+
+			memcpy(join ? of_whole : part, join ? part : of_whole, bytes);
+		}
+}
+
+void device_part_columns(struct device *dev, const struct device_groups *g, void *parts, const void *whole)
+{
+	move_columns(dev, g, parts, (char *)(uintptr_t)whole, false);
+}
+
+void device_join_columns(struct device *dev, const struct device_groups *g, void *whole, const void *parts)
+{
+	move_columns(dev, g, (char *)(uintptr_t)parts, whole, true);
+}
+
 void device_expert_rows(struct device *dev, const struct device_router *r, void *y, const void *x,
                         const int32_t *row, int64_t places, int cols)
 {

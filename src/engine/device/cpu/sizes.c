@@ -35,7 +35,8 @@ static size_t fp8_scratch(const struct device_shapes *s, int64_t wide)
 
 size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16)
 {
-	int64_t longest = s->max_sequence < s->tokens ? s->max_sequence : s->tokens;
+	const struct device_shapes attended = device_attended(s);
+	int64_t longest = MIN(s->max_sequence, attended.tokens);
 	int64_t qkv = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
 	int64_t wide = 2 * (int64_t)s->intermediate > qkv ? 2 * (int64_t)s->intermediate : qkv;
 	int head = s->head_dim > s->norm_cols ? s->head_dim : s->norm_cols;
@@ -51,7 +52,7 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 	size_t need, gemm;
 
 	/* Where the threads are more than the groups of heads of one document, these are divided. */
-	if (s->heads != s->kv_heads && s->kv_heads < 2 * threads)
+	if (s->heads != s->kv_heads && attended.kv_heads < 2 * threads)
 		attention += 2 * (size_t)(s->heads * s->head_dim * s->tokens) * sizeof(float);
 	need = attention > norm ? attention : norm;
 	if (s->cache_tokens > 0 && cached > need)

@@ -371,8 +371,9 @@ static size_t add_variants(struct attention_cudnn *c, const struct device_shapes
 	return most;
 }
 
-size_t attention_cudnn_scratch(const struct device *dev, const struct device_shapes *need)
+size_t attention_cudnn_scratch(const struct device *dev, const struct device_shapes *shapes)
 {
+	const struct device_shapes attended = device_attended(shapes), *need = &attended;
 	bool all_before = need->all_before || !need->windowed;
 	struct attention_cudnn *c = dev->cudnn;
 	size_t most = 0;
