@@ -23,6 +23,7 @@ void member_free(struct member *m)
 	free(m->launch);
 	free(m->kept_runs);
 	free(m->unreachable);
+	free(m->failing);
 	free(m->error);
 	free(m->drain_reason);
 	message_free_list(&device_info_message, m->devices, m->slots);
@@ -200,8 +201,10 @@ bool member_heartbeat(struct member *m, struct heartbeat *heartbeat, double now,
 	m->port_high = heartbeat->port_range_count == 2 ? (int)heartbeat->port_range[1] : 0;
 	set_ports(m, heartbeat->ports, heartbeat->port_count);
 	free(steal_pointer(m->error));
-	if (was_down || restarted)
+	if (was_down || restarted) {
 		member_set_unreachable(m, NULL);
+		member_set_failing(m, NULL, now);
+	}
 	return was_down;
 }
 
@@ -256,6 +259,26 @@ void member_set_unreachable(struct member *m, const char *why)
 {
 	free(m->unreachable);
 	m->unreachable = why ? strdup(why) : NULL;
+}
+
+/* As long as an administrator may take to make room on a disk, and no longer than he would look at it. */
+#define FIRST_FAILING_SECONDS 30.0
+#define MOST_FAILING_SECONDS  1800.0
+
+void member_set_failing(struct member *m, const char *why, double now)
+{
+	double seconds = FIRST_FAILING_SECONDS;
+
+	if (!why && m->failures)
+		m->backoff_until = now; /* the owner ends it, and looks at the queue */
+	free(m->failing);
+	m->failing = why ? strdup(why) : NULL;
+	m->failures = why ? m->failures + 1 : 0;
+	if (!why)
+		return;
+	for (int i = 1; i < m->failures && seconds < MOST_FAILING_SECONDS; i++)
+		seconds *= 2;
+	m->backoff_until = now + MIN(seconds, MOST_FAILING_SECONDS);
 }
 
 void member_set_silent(struct member *m, double since)

@@ -26,6 +26,8 @@ struct member {
 	double backoff_until; /* monotonic: no new runs before, since calls to it failed; 0: none has */
 	char *unreachable;    /* why the last call to it did not reach it; NULL: it did */
 	double reached;       /* monotonic: when the last call began that has reached it */
+	char *failing;        /* why it could not start its last run, nor any other; NULL: it did */
+	int failures;         /* how often, without a start in between */
 	char instance[40];
 	char hosts_hash[HOSTS_HASH_SIZE]; /* of the hosts file that it has; "": not known */
 	bool hosts_told;                  /* that it is not ours is in the log */
@@ -76,6 +78,9 @@ void member_short_heartbeat(struct member *m, const struct short_heartbeat *hear
 void member_set_drained(struct member *m, bool drained, char *reason);
 /* By copy; NULL: a call has reached it. */
 void member_set_unreachable(struct member *m, const char *why);
+/* A start has failed there for want of what the node needs for any: it gets no new runs for a time, which is
+ * longer with each failure. NULL: one has succeeded. */
+void member_set_failing(struct member *m, const char *why, double now);
 /* Takes the devices. */
 void member_set_devices(struct member *m, struct device_info *devices, size_t count);
 /* Is this news to the scheduler? Sensors are none. */

@@ -276,6 +276,7 @@ static struct node_view describe_member(const struct members *m, const struct me
 	                        : (char *)"not heard from yet",
 	    .drained = calloc(x->slots + 1, sizeof(*view.drained)),
 	    .unreachable = x->up ? x->unreachable : NULL,
+	    .failing = x->up ? x->failing : NULL,
 	    .hosts_differ = member_hosts_differ(m, x),
 	    .foreign = x->foreign,
 	    .foreign_count = x->foreign_count,

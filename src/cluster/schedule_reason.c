@@ -98,6 +98,13 @@ static void say_unreachable(struct sched_run *r, const struct sched_node *node)
 	str_make_utf8(r->reason);
 }
 
+static void say_failing(struct sched_run *r, const struct sched_node *node)
+{
+	snprintf(r->reason, sizeof(r->reason), "waits for node %.60s, which could not start a run: %.90s",
+	         node->name, node->failing);
+	str_make_utf8(r->reason);
+}
+
 /* Why a run waits that could not run now even on empty nodes. */
 void reason_impossible(struct sched_run *r, const struct view *v)
 {
@@ -114,6 +121,8 @@ void reason_impossible(struct sched_run *r, const struct view *v)
 		snprintf(r->reason, sizeof(r->reason), "waits to hear from node %s", v->out->name);
 	else if (v->out && !v->out->up && v->out->unreachable)
 		say_unreachable(r, v->out);
+	else if (v->out && !v->out->up && v->out->failing)
+		say_failing(r, v->out);
 	else
 		snprintf(r->reason, sizeof(r->reason), "waits for node %s, which is %s",
 		         v->out ? v->out->name : "?", v->out && v->out->up ? "drained" : "down");

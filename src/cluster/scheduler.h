@@ -28,6 +28,7 @@ struct sched_node {
 	const char *name;
 	bool up, drained;
 	const char *unreachable; /* why it is not up although it reports; NULL: it does not */
+	const char *failing;     /* likewise, where it is reached and starts nothing */
 	size_t slots;            /* 0 while it has never been heard of */
 	bool *taken;             /* slots entries; scheduling marks what it gives away */
 	/* The run for which a free slot is kept; 0: none. Such a slot is taken for all others.

@@ -25,7 +25,8 @@ struct peer_result {
 	/* 0: done. -EBUSY: a slot is leased or drained. -ENOENT: the node lacks a file that the run names.
 	 * -EHOSTUNREACH: no answer came, and whether the node has the call is unknown. -ECONNREFUSED: the
 	 * same, but the node does not have it: there was no connection, or its service stops. -ECANCELED:
-	 * this service stops; the controller may be gone already, and is not to be touched. Other codes: the
+	 * this service stops; the controller may be gone already, and is not to be touched.
+	 * -ENOTRECOVERABLE: the node could start no run at all. Other codes: the
 	 * node refuses; those of start_may_succeed_later() where something there has failed. */
 	int code;
 	const char *message;  /* why, where code is negative */

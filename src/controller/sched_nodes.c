@@ -67,6 +67,7 @@ int sched_nodes_build(struct controller *c, struct sched_node **out, struct erro
 
 		nodes[i].up = m->up && !m->removed && !m->shutting_down && now >= m->backoff_until;
 		nodes[i].unreachable = m->up && now < m->backoff_until ? m->unreachable : NULL;
+		nodes[i].failing = m->up && now < m->backoff_until ? m->failing : NULL;
 		nodes[i].drained = m->drained;
 		nodes[i].taken = calloc(m->slots + 1, sizeof(bool));
 		nodes[i].kept_for = calloc(m->slots + 1, sizeof(*nodes[i].kept_for));

@@ -97,10 +97,20 @@ static void on_started(void *context, const struct peer_result *result)
 	/* One that refuses the start has been reached. */
 	note_reached(c, call->node, call->began, unreachable ? result : &(struct peer_result){.code = 0});
 	if (result->code == 0) {
+		if ((m = members_find(c->members, call->node)))
+			member_set_failing(m, NULL, controller_now(c));
 		started(call, result);
 		return;
 	}
 	m = members_find(c->members, call->node);
+	if (m && result->code == -ENOTRECOVERABLE) {
+		log_warn("run %lld: node %s could not start it, nor any other: %s", (long long)call->run,
+		         call->node, result->message);
+		member_set_failing(m, result->message, controller_now(c));
+		/* Nothing of the run is wrong. */
+		refused(call, REFUSED_UNSENT, result->message);
+		return;
+	}
 	if (m && result->backoff > 0)
 		m->backoff_until = controller_now(c) + MAX(result->backoff, controller_interval(c));
 	if (unreachable)

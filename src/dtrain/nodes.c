@@ -37,6 +37,9 @@ static void add_remarks(struct strbuf *remark, const struct node_view *node)
 	if (node->unreachable)
 		strbuf_addf(remark, "%sits reports come, but the controller cannot reach it: %s",
 		            remark->len ? "; " : "", node->unreachable);
+	if (node->failing)
+		strbuf_addf(remark, "%sit could not start its last run: %s", remark->len ? "; " : "",
+		            node->failing);
 	if (node->hosts_differ)
 		strbuf_addf(remark, "%sits hosts file differs from the controller's",
 		            remark->len ? "; " : "");

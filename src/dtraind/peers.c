@@ -142,11 +142,12 @@ static void on_started_there(void *context, const struct http_answer *a)
 		error_answer_read(json, &refusal);
 		/* A service that is being stopped begins no start, not even one that it has taken. */
 		absent = a->status == MISMATCH || str_eq(refusal.code, "stopping");
-		result.code = a->status == 409   ? -EBUSY
-		              : a->status == 404 ? -ENOENT
-		              : absent           ? -ECONNREFUSED
-		              : a->status >= 500 ? -EAGAIN
-		                                 : -EREMOTEIO;
+		result.code = a->status == 409                          ? -EBUSY
+		              : a->status == 404                        ? -ENOENT
+		              : absent                                  ? -ECONNREFUSED
+		              : str_eq(refusal.code, START_NODE_FAILED) ? -ENOTRECOVERABLE
+		              : a->status >= 500                        ? -EAGAIN
+		                                                        : -EREMOTEIO;
 		result.message = refusal.message ? refusal.message : "the node refused the start";
 		if (a->status == 409) /* what has its slots is in its next heartbeat */
 			result.backoff = config->heartbeat;

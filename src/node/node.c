@@ -27,6 +27,7 @@
 #include "node/starts.h"
 #include "node/stopped.h"
 #include "node/tmp_dirs.h"
+#include "wire/start_request.h"
 
 /* Ends that no controller asked to forget: so many are kept. */
 enum { ENDED_KEPT = 512 };
@@ -416,6 +417,15 @@ static int check_age(const struct node *node, const struct request *q, struct er
 }
 
 /* The user could run it: the ranks start. A device may have been drained meanwhile. */
+/* What fails are files and processes of this service, which are those of any run. */
+static int start_attempt(struct node *node, struct request *q, const struct request_place *place,
+                         const struct run_user *user, struct attempt **out, struct error *err)
+{
+	int r = attempt_start(&node->owner, q, place, user, out, err);
+
+	return start_may_succeed_later(r) ? -ENOTRECOVERABLE : r;
+}
+
 static int begin(void *context, struct request **request, const struct request_place *place,
                  const struct run_user *user, struct error *err)
 {
@@ -435,7 +445,7 @@ static int begin(void *context, struct request **request, const struct request_p
 		q->master_port = r;
 	}
 	if (r >= 0)
-		r = attempt_start(&node->owner, q, place, user, &attempt, err);
+		r = start_attempt(node, q, place, user, &attempt, err);
 	if (r < 0)
 		return r;
 	*request = NULL; /* the attempt's now */

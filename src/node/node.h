@@ -70,7 +70,8 @@ typedef void (*node_started_fn)(void *context, int code, const char *message);
  * run) or drained (and why); -EPERM: no such user here, or a uid that differs; -EINVAL …: preflight
  * (directory missing, program not found …) failed: nothing is leased then. -ETIMEDOUT: the preflight hung.
  * The same attempt a second time: 0. -ESTALE: a newer attempt of the run is known here, or a later epoch of
- * the cluster. -ECANCELED: node_stop came first; -ESHUTDOWN: the node is destroyed. A negative return:
+ * the cluster. -ENOTRECOVERABLE: what this node needs for any start has failed, such as a file on a full disk
+ * of its own. -ECANCELED: node_stop came first; -ESHUTDOWN: the node is destroyed. A negative return:
  * refused, `started` is not called. 0: it is called once with 0 or such a code and a message, from the event
  * loop, or at once where the attempt is there already. */
 int node_start(struct node *node, struct start_request *request, node_started_fn started, void *context,

@@ -57,6 +57,7 @@ static const struct field node_fields[] = {
     F(labels, FIELD_STRINGS, FIELD_DEFAULT),
     F(error, FIELD_STRING, FIELD_NULL),
     F(unreachable, FIELD_STRING, FIELD_OPTIONAL),
+    F(failing, FIELD_STRING, FIELD_OPTIONAL),
     F(drained, FIELD_STRUCTS, FIELD_DEFAULT, .count_offset = offsetof(struct node_view, drained_count),
       .message = &drained_message),
     F(hosts_differ, FIELD_BOOL, FIELD_DEFAULT),

@@ -55,6 +55,7 @@ struct node_view {
 	char **labels;
 	char *error;       /* why it is down or unknown; NULL: it is not */
 	char *unreachable; /* it is up, but the controller's last call did not reach it: why; optional */
+	char *failing;     /* it is up, but could not start its last run, nor any other: why; optional */
 	struct drained_slot *drained; /* slots that get no new runs */
 	size_t drained_count;
 	bool hosts_differ; /* its hosts file is not the controller's */

@@ -50,6 +50,8 @@ MESSAGE_DECLARE(start_request)
 /* Whether a start that was refused with this negative errno may succeed at another time, or on another node:
  * something on the node has failed, or did not answer in time. */
 bool start_may_succeed_later(int code);
+/* The code of the error that answers a start which has failed for want of what the node needs for any. */
+#define START_NODE_FAILED "node-failed"
 
 /* The answer to a start and to a stop: the service that has handled it, and where it stands. Later heartbeats
  * of that service know of it. */

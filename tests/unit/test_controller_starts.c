@@ -10,7 +10,7 @@
 #include "controller/nodes.h"
 #include "controller/reconcile.h"
 #include "controller/runs.h"
-#include "controller_bed.h"
+#include "controller_bed_internal.h"
 #include "wire/heartbeat.h"
 
 /* They are in the order of the node. */
@@ -34,6 +34,75 @@ START_TEST(a_rank_may_have_all_slots_of_its_node)
 	ck_assert_uint_eq(count, 3);
 	for (int i = 0; i < 3; i++)
 		ck_assert_int_eq(slots[i], i);
+	bed_free(b);
+}
+END_TEST
+
+static char *failing_n1(struct bed *b)
+{
+	_cleanup_json_ json_t *nodes = controller_nodes_to_json(bed_controller(b));
+	const char *why =
+	    json_get_string(json_array_get(json_object_get(nodes, "nodes"), 0), "failing", NULL);
+
+	return why ? strdup(why) : NULL;
+}
+
+/* Its disk is full, say. What it could not start runs on another node, as does what is submitted then; it is
+ * tried again after a time that doubles, and as before when it has started a run. */
+START_TEST(a_node_that_starts_nothing_gets_no_runs_for_a_time)
+{
+	static const char full[] = "cannot create /var/log/dtrain/1/1: No space left on device";
+	struct bed *b = bed_create("n1 slots=1\nn2 slots=1\n");
+	_cleanup_free_ char *before = NULL, *after = NULL;
+	int64_t first, second, third;
+	double since;
+
+	bed_refuse_next(b, "n1", -ENOTRECOVERABLE, full);
+	first = bed_submit(b, 1, 1);
+	bed_await(b, first, RUN_RUNNING);
+	ck_assert_str_eq(bed_run(b, first)->ranks[0].node, "n2");
+	before = failing_n1(b);
+	ck_assert_str_eq(before, full);
+	since = b->now;
+	second = bed_submit(b, 1, 1);
+	bed_pass(b, 10);
+	ck_assert_int_eq(bed_run(b, second)->state, RUN_QUEUED);
+	third = bed_submit(b, 2, 1);
+	bed_pass(b, 1);
+	ck_assert_msg(strstr(bed_run(b, third)->reason,
+	                     "waits for node n1, which could not start a run: cannot "
+	                     "create /var/log/dtrain/1/1: No space left") != NULL,
+	              "%s", bed_run(b, third)->reason);
+	controller_cancel_run(bed_controller(b), third, "alice");
+	bed_refuse_next(b, "n1", -ENOTRECOVERABLE, full);
+	bed_pass(b, 25);
+	ck_assert_int_eq(bed_run(b, second)->state, RUN_QUEUED);
+	/* The second failure was after 30 seconds; the next start is 60 seconds behind it. */
+	bed_pass(b, since + 80 - b->now);
+	ck_assert_int_eq(bed_run(b, second)->state, RUN_QUEUED);
+	bed_await(b, second, RUN_RUNNING);
+	ck_assert_double_gt(b->now, since + 88);
+	ck_assert_double_lt(b->now, since + 100);
+	ck_assert_str_eq(bed_run(b, second)->ranks[0].node, "n1");
+	after = failing_n1(b);
+	ck_assert_ptr_null(after);
+	bed_free(b);
+}
+END_TEST
+
+/* A service that begins anew is tried at once. */
+START_TEST(a_node_that_starts_nothing_is_tried_again_when_it_begins_anew)
+{
+	struct bed *b = bed_create("n1 slots=1\n");
+	int64_t run;
+
+	bed_refuse_next(b, "n1", -ENOTRECOVERABLE, "no room");
+	run = bed_submit(b, 1, 1);
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_QUEUED);
+	bed_rename(b, "n1", "n1");
+	bed_pass(b, 5);
+	ck_assert_int_eq(bed_run(b, run)->state, RUN_RUNNING);
 	bed_free(b);
 }
 END_TEST
@@ -357,6 +426,8 @@ int main(void)
 	tcase_set_timeout(tc, 120);
 	tcase_add_test(tc, a_rank_may_have_all_slots_of_its_node);
 	tcase_add_loop_test(tc, an_attempt_that_cannot_be_prepared_is_not_started, 0, ARRAY_SIZE(codes));
+	tcase_add_test(tc, a_node_that_starts_nothing_gets_no_runs_for_a_time);
+	tcase_add_test(tc, a_node_that_starts_nothing_is_tried_again_when_it_begins_anew);
 	tcase_add_test(tc, many_runs_are_placed_at_once);
 	tcase_add_test(tc, a_reason_that_changes_is_a_new_version);
 	tcase_add_test(tc, each_lost_node_is_fenced_for_itself);

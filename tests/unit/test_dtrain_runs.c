@@ -449,7 +449,7 @@ static const struct {
      "{\"nodes\":[{\"name\":\"n1\",\"address\":\"10.0.0.1\",\"port\":29600,\"state\":\"up\",\"controller\":"
      "true,"
      "\"slots\":8,\"free\":3,\"version\":\"0.2.0\",\"launch\":\"systemd\",\"labels\":[\"big\",\"nvlink\"],"
-     "\"unreachable\":\"n1 port 29600 does not answer\"},"
+     "\"unreachable\":\"n1 port 29600 does not answer\",\"failing\":\"no room\"},"
      "{\"name\":\"n2\",\"address\":\"10.0.0.2\",\"port\":1,\"state\":\"down\",\"controller\":true,\"slots\":"
      "2,"
      "\"free\":0,\"error\":\"gone\",\"hosts_differ\":true,\"reason\":\"a new fan\",\"drained\":[{\"index\":1,"
@@ -458,7 +458,8 @@ static const struct {
      "NODE  STATE  SLOTS  FREE  ADDRESS         VERSION  LAUNCH   LABELS      REMARK\n"
      "n1    up     8      3     10.0.0.1:29600  0.2.0    systemd  big,nvlink  controller; its reports come, "
      "but "
-     "the controller cannot reach it: n1 port 29600 does not answer\n"
+     "the controller cannot reach it: n1 port 29600 does not answer; it could not start its last run: no "
+     "room\n"
      "n2    down   2      0     10.0.0.2:1      -        -        -           gone; its hosts file differs "
      "from the controller's; drained: a new fan; slot 1 drained: worn out; kept for run 7; kept for run 9; "
      "foreign run 5 of ada; foreign run 6 of ?\n"},

@@ -105,7 +105,7 @@ static const char START[] =
 	"true,"                                                                                              \
 	"\"slots\":2,\"spare_of\":[7],\"free\":0,\"version\":\"0.1.0\",\"launch\":\"systemd\",\"labels\":["  \
 	"\"fast\"],"                                                                                         \
-	"\"error\":\"why\",\"unreachable\":\"no route\","                                                    \
+	"\"error\":\"why\",\"unreachable\":\"no route\",\"failing\":\"no room\","                            \
 	"\"drained\":[{\"index\":1,\"reason\":\"Xid 79\"}],\"hosts_differ\":true,\"foreign\":[{\"run\":5,"   \
 	"\"attempt\":1,\"cluster\":\"b2\",\"epoch\":1,\"user\":\"bob\",\"name\":\"x\",\"state\":"            \
 	"\"running\","                                                                                       \

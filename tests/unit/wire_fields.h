@@ -163,6 +163,7 @@ static const struct {
     {pass_node_list, "nodes.0.labels", OTHER, 0, 0, "[]"},
     {pass_node_list, "nodes.0.error", TEXT, 0, 0, "null"},
     {pass_node_list, "nodes.0.unreachable", TEXT, 0, 0, ""},
+    {pass_node_list, "nodes.0.failing", TEXT, 0, 0, ""},
     {pass_node_list, "nodes.0.drained.0.index", INTEGER, INT64_MIN, INT64_MAX, NULL},
     {pass_node_list, "nodes.0.drained.0.reason", TEXT, 0, 0, ""},
     {pass_node_list, "nodes.0.drained", OTHER, 0, 0, "[]"},

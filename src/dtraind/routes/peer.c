@@ -28,8 +28,13 @@ static int start_status(int code)
 	case -ENOENT:
 		return 404;
 	default:
-		return start_may_succeed_later(code) ? 503 : 400;
+		return code == -ENOTRECOVERABLE || start_may_succeed_later(code) ? 503 : 400;
 	}
+}
+
+static const char *start_word(int code)
+{
+	return code == -EBUSY ? "busy" : code == -ENOTRECOVERABLE ? START_NODE_FAILED : "refused";
 }
 
 /* A node obeys the controller of its own hosts file. Services of an older version do not name themselves. */
@@ -66,8 +71,7 @@ static void on_started(void *context, int code, const char *message)
 		return;
 	http_request_on_close(w->request, NULL, NULL);
 	if (code < 0)
-		http_reply_error(w->request, start_status(code), code == -EBUSY ? "busy" : "refused", "%s",
-		                 message);
+		http_reply_error(w->request, start_status(code), start_word(code), "%s", message);
 	else
 		http_reply_json(
 		    w->request, 200,

@@ -309,7 +309,8 @@ static int check_log_space(const char *log_dir, struct error *err)
 	step("log_dir %s", log_dir);
 	if (statvfs(log_dir, &disk) < 0 || (uint64_t)disk.f_bavail * disk.f_frsize >= LOG_SPACE)
 		return 0;
-	return error_set(err, -ENOSPC, "only %s free for logs in %s",
+	/* Of this node, for whichever run. */
+	return error_set(err, -ENOTRECOVERABLE, "only %s free for logs in %s",
 	                 str_bytes(text, sizeof text, (uint64_t)disk.f_bavail * disk.f_frsize), log_dir);
 }
 
