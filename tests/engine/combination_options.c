@@ -48,9 +48,11 @@ int make_config(const struct setup *s, struct model_config *c, struct error *err
 	               vocabularies[s->axis[VOCABULARY]], s->axis[TIED] ? "true" : "false");
 	int r = model_config_parse(text, strlen(text), "config.json", c, err);
 
-	/* Ranks that share a sequence divide these heads, too. */
-	if (r == 0 && s->axis[SEQUENCE] == 3)
-		c->kv_heads = c->heads;
+	/* Ranks that share a sequence divide both kinds of heads. */
+	if (r == 0 && s->axis[SEQUENCE] == 3 && !gpt2) {
+		c->heads = 4;
+		c->kv_heads = 2;
+	}
 	if (r == 0 && s->axis[TASK] == 7)
 		model_config_set_scores(c);
 	return r;

@@ -832,7 +832,7 @@ def make_bases(directory):
     """Models of two kinds, to start from, and a larger one, whose files have several shards; and what earlier runs leave."""
     with open(f"{SOURCE}/tests/engine/bytes/config.json") as f:
         config = json.load(f)
-    config.update(hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2, initializer_range=0.05, pad_token_id=0)
+    config.update(hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.05, pad_token_id=0)
     for name, more in (("tied", {}), ("untied", {"tie_word_embeddings": False, "model_type": "llama"}),
                        ("wide", {"tie_word_embeddings": False, "vocab_size": 6144, "hidden_size": 64, "num_hidden_layers": 3})):
         os.makedirs(f"{directory}/{name}.init")

@@ -793,6 +793,42 @@ START_TEST(each_communicator_takes_memory)
 }
 END_TEST
 
+/* Of D ranks each has a part of the activations, and of the operations; what they send each other goes in
+ * parts of its own from each rank to each, between nodes, too. */
+START_TEST(ranks_share_sequences)
+{
+	static const int degrees[] = {1, 2, 4, 8};
+	struct hardware_set where;
+	struct estimate e[5];
+	struct train_options o;
+	struct error err = ERROR_INIT;
+	double bytes, far;
+
+	train_options_default(&o);
+	o.precision = DTYPE_BF16;
+	o.strategy = SHARD_ZERO3;
+	for (int i = 0; i < 4; i++) {
+		o.sequence_degree = degrees[i];
+		estimate_one(LLAMA_8B, "8xH200-141GB", 32768, &o, &e[i]);
+		ck_assert_int_eq(e[i].cost.tokens, 8 * 32768 / degrees[i]);
+		ck_assert_double_eq_tol((double)e[i].bytes[BUFFER_ACTIVATIONS] * degrees[i],
+		                        (double)e[0].bytes[BUFFER_ACTIVATIONS],
+		                        0.01 * (double)e[0].bytes[BUFFER_ACTIVATIONS]);
+		ck_assert_double_eq_tol(e[i].cost.forward * degrees[i], e[0].cost.forward,
+		                        0.1 * e[0].cost.forward);
+		ck_assert(i == 0 || e[i].outside > e[0].outside);
+	}
+	estimate_one(LLAMA_8B, "2x4xH200-141GB", 32768, &o, &e[4]);
+	ck_ok(hardware_parse("2x4xH200-141GB", &where, &err), &err);
+	/* Of q, k, v and o, each three times in a block, half goes to the other node. */
+	bytes = 3 * 32 * 4096.0 * 2 * (2 * 4096 + 2 * 1024);
+	far = bytes / 2 / (where.device.inter * where.device.link);
+	ck_assert_double_gt(e[4].cost.exposed, far);
+	ck_assert_double_gt(e[4].cost.communication - e[0].cost.communication, far);
+	ck_assert_double_lt(e[3].cost.exposed, 0.6 * e[4].cost.exposed);
+}
+END_TEST
+
 /* "auto" leaves a fiftieth of the memory free, where a plan does. */
 START_TEST(a_part_of_the_memory_stays_free)
 {
@@ -949,6 +985,7 @@ int main(void)
 	tcase_add_test(tc, whole_blocks_are_kept_while_they_fit);
 	tcase_add_test(tc, outputs_are_kept_while_they_fit);
 	tcase_add_test(tc, each_communicator_takes_memory);
+	tcase_add_test(tc, ranks_share_sequences);
 	tcase_add_test(tc, a_part_of_the_memory_stays_free);
 	tcase_add_loop_test(tc, one_slot_is_nearer_than_more_devices, 0, 2);
 	tcase_add_test(tc, outputs_that_nothing_reads_cost_nothing);

@@ -75,9 +75,9 @@ void comm_abort(struct comm *comm); /* from any thread: every wait of the family
  * `stopping` are those of `comm`. The caller destroys *out, before or after `comm` and in the same order on
  * all ranks. If it fails on one rank, the family has failed.
  *
- * Messages name ranks by their numbers in the communicator that comm_create has made. On CUDA all ranks have
- * to call the collectives of one family in the same order, also those of different communicators, since a GPU
- * may not run two of them at once.
+ * Messages name ranks by their numbers in the communicator that comm_create has made. On CUDA two ranks
+ * have to call the collectives that they have in common in the same order, also those of different
+ * communicators of a family, since a GPU may not run two of them at once.
  */
 int comm_split(struct comm *comm, int color, int key, struct comm **out, struct error *err);
 int comm_rank(const struct comm *comm);

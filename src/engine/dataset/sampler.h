@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The sampler: which row a rank sees when. An epoch is a permutation of all rows, a function of (seed,
- * epoch); global step s takes the next world_size · micro_batch · accumulation places of it, micro-step a
- * gives rank r the places (a · world_size + r) · micro_batch + b. So any split of the same global batch sees
- * the same rows. The last step of an epoch is short where the rows do not divide: no row twice, none left out
- * (row -1 marks an empty place).
+ * The sampler: which row a rank sees when. (Ranks that share their rows are one rank here.) An epoch is a
+ * permutation of all rows, a function of (seed, epoch); global step s takes the next world_size · micro_batch
+ * · accumulation places of it, micro-step a gives rank r the places (a · world_size + r) · micro_batch + b.
+ * So any split of the same global batch sees the same rows. The last step of an epoch is short where the rows
+ * do not divide: no row twice, none left out (row -1 marks an empty place).
  *
  * Steps are counted from the start of the run, but a run may go on with another global batch than before.
  * Then its position is the number of rows that it has seen, over all epochs: the epoch goes on at that row.

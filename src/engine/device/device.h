@@ -66,8 +66,8 @@ struct device_shapes {
 	int64_t cache_tokens; /* longest sequence in a cache; 0: there is none */
 	int64_t cache_rows;   /* of device_attention_rows */
 	int hidden, intermediate, heads, kv_heads, head_dim;
-	/* Attention has so many times the tokens, and of the heads the part for one of so many ranks, which
-	 * share a sequence; 0: as 1. */
+	/* Of so many ranks that share a sequence: attention has all their tokens, and a rank's part of the
+	 * heads; 0: as 1. */
 	int sequence_degree;
 	/* Of a mixture of experts, each of which is intermediate wide and computes a multiple of so many
 	 * rows; experts 0: there is one MLP. */

@@ -57,37 +57,44 @@ static void choose_rows(struct model *m, struct model_pass *p)
 			m->host_rows[p->counted] = (int32_t)t;
 			m->host_targets[p->counted++] = b->targets[t];
 		}
+	/* Of a part without a target one row goes through the head, which has to write its gradients. */
+	if (p->counted == 0 && p->all_counted > 0) {
+		m->host_rows[0] = 0;
+		m->host_targets[0] = -1;
+		p->counted = 1;
+	}
 	/* Of scores, the factors that `weigh` sets are the gradients: a row without a target has none, and
 	 * may not go through the head. */
 	p->compact = p->counted < b->tokens - (m->c.scores ? 0 : b->tokens / 16);
-	/* A part of a batch may have none, while the others have some. */
-	p->compact = p->compact && (p->counted > 0 || p->all_counted == 0);
 }
 
-/* This rank's part of the batch. */
-static void take_part(const struct model *m, const struct model_batch *whole, struct model_pass *p)
+/* This rank's part of the batch: its tokens from *first on. */
+static void take_part(struct model *m, const struct model_batch *whole, struct model_pass *p, int64_t *first)
 {
-	int64_t tokens = whole->tokens / m->o.sequence_degree, first = m->o.sequence_rank * tokens;
+	int64_t tokens = whole->tokens / m->o.sequence_degree;
 
-	p->b = p->whole = whole;
+	*first = m->o.sequence_rank * tokens;
+	*p = (struct model_pass){.whole = whole, .b = whole};
+	m->filling = MAX(MIN(*first + tokens - (whole->tokens - whole->filling), tokens), 0);
 	if (m->o.sequence_degree == 1)
 		return;
 	p->part = *whole;
 	p->part.tokens = tokens;
-	p->part.ids += first;
+	p->part.ids += *first;
 	if (whole->targets)
-		p->part.targets += first;
+		p->part.targets += *first;
 	p->b = &p->part;
 }
 
 int model_begin(struct model *m, const struct model_batch *b, struct model_pass *p, struct error *err)
 {
-	int64_t degree = m->o.sequence_degree, tokens = b->tokens / degree,
-	        first = m->o.sequence_rank * tokens;
-	size_t bytes = (size_t)tokens * sizeof(int32_t);
+	int64_t degree = m->o.sequence_degree, first, tokens;
+	size_t bytes;
 	int r;
 
-	*p = (struct model_pass){.b = b};
+	take_part(m, b, p, &first);
+	tokens = p->b->tokens;
+	bytes = (size_t)tokens * sizeof(int32_t);
 	if (b->tokens < 1 || b->tokens % degree || tokens > m->o.max_tokens || b->documents < 1 ||
 	    b->documents > b->tokens || b->starts[0] != 0 || b->starts[b->documents] != b->tokens)
 		return error_set(err, -EINVAL,
@@ -111,7 +118,6 @@ int model_begin(struct model *m, const struct model_batch *b, struct model_pass 
 			                 "belong together",
 			                 b->ids[t] < 0 || b->ids[t] >= m->c.vocab ? b->ids[t] : b->targets[t],
 			                 (long long)m->c.vocab);
-	take_part(m, b, p);
 	choose_rows(m, p);
 	if ((r = device_write(m->dev, m->ids, p->b->ids, bytes, err)) < 0 ||
 	    (r = device_write(m->dev, m->positions, m->host_positions, bytes, err)) < 0 ||

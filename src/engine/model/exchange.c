@@ -9,7 +9,8 @@
  *
  * What a rank receives from the others lies in the order of the tokens, and what it sends of o, too. In the
  * backward pass q, k, v and o go the same way once more, so that nothing but a rank's own tokens is kept, and
- * the gradient of o with them; those of q, k and v come back as o does.
+ * the gradient of o with them; those of q, k and v come back as o does. Where a block is computed again for
+ * its backward pass, they have gone already.
  */
 #include "engine/model/internal.h"
 
@@ -37,8 +38,8 @@ static int send_heads(struct model *m, void *heads, const void *own, int64_t tok
 {
 	struct device_groups g = groups_of(m, tokens, cols, cols);
 
-	device_part_columns(m->dev, &g, m->travelling, own);
-	return exchange(m, heads, m->travelling, tokens, cols, err);
+	device_part_columns(m->dev, &g, m->exchanged, own);
+	return exchange(m, heads, m->exchanged, tokens, cols, err);
 }
 
 /* q and k are in qk, v in qkv. */
@@ -48,15 +49,10 @@ static int send_qkv(struct model *m, const char *qk, const char *qkv, int64_t to
 	size_t to_k = (size_t)m->q * m->size, to_v = (size_t)(m->q + m->kv) * m->size;
 	size_t degree = (size_t)m->o.sequence_degree;
 
-	device_part_columns(m->dev, &q, m->travelling, qk);
-	device_part_columns(m->dev, &k, m->travelling + to_k / degree, qk + to_k);
-	device_part_columns(m->dev, &k, m->travelling + to_v / degree, qkv + to_v);
-	return exchange(m, m->heads_qkv, m->travelling, tokens, m->qkv, err);
-}
-
-static int take_back(struct model *m, const void *heads, int64_t tokens, int64_t cols, struct error *err)
-{
-	return exchange(m, m->travelling, heads, tokens, cols, err);
+	device_part_columns(m->dev, &q, m->exchanged, qk);
+	device_part_columns(m->dev, &k, m->exchanged + to_k / degree, qk + to_k);
+	device_part_columns(m->dev, &k, m->exchanged + to_v / degree, qkv + to_v);
+	return exchange(m, m->heads_qkv, m->exchanged, tokens, m->qkv, err);
 }
 
 int model_attend(struct model *m, const struct model_pass *p, int layer, const char *qk, struct error *err)
@@ -77,11 +73,12 @@ int model_attend(struct model *m, const struct model_pass *p, int layer, const c
 	}
 	if ((r = send_qkv(m, qk, a->qkv, p->b->tokens, err)) < 0)
 		return r;
+	m->heads_of = layer;
 	device_attention_forward(m->dev, &attention, m->heads_o, a->lse, m->heads_qkv, m->heads_qkv + k,
 	                         m->heads_qkv + v);
-	if ((r = take_back(m, m->heads_o, p->b->tokens, m->q, err)) < 0)
+	if ((r = exchange(m, m->exchanged, m->heads_o, p->b->tokens, m->q, err)) < 0)
 		return r;
-	device_join_columns(m->dev, &o, a->attention, m->travelling);
+	device_join_columns(m->dev, &o, a->attention, m->exchanged);
 	return 0;
 }
 
@@ -91,9 +88,9 @@ static void join_qkv(struct model *m, char *qkv, int64_t tokens)
 	size_t to_k = (size_t)m->q * m->size, to_v = (size_t)(m->q + m->kv) * m->size;
 	size_t degree = (size_t)m->o.sequence_degree;
 
-	device_join_columns(m->dev, &q, qkv, m->travelling);
-	device_join_columns(m->dev, &k, qkv + to_k, m->travelling + to_k / degree);
-	device_join_columns(m->dev, &k, qkv + to_v, m->travelling + to_v / degree);
+	device_join_columns(m->dev, &q, qkv, m->exchanged);
+	device_join_columns(m->dev, &k, qkv + to_k, m->exchanged + to_k / degree);
+	device_join_columns(m->dev, &k, qkv + to_v, m->exchanged + to_v / degree);
 }
 
 int model_attend_backward(struct model *m, const struct model_pass *p, int layer, const char *qk,
@@ -113,14 +110,17 @@ int model_attend_backward(struct model *m, const struct model_pass *p, int layer
 		                          a->attention, a->lse, qk, qk + k, a->qkv + v);
 		return 0;
 	}
-	if ((r = send_qkv(m, qk, a->qkv, tokens, err)) < 0 ||
-	    (r = send_heads(m, m->heads_o, a->attention, tokens, m->q, err)) < 0 ||
-	    (r = send_heads(m, m->heads_d_o, m->d_wide, tokens, m->q, err)) < 0)
+	/* Those of the last block, and of one that has just been computed again, are there. */
+	if (m->heads_of != layer && ((r = send_qkv(m, qk, a->qkv, tokens, err)) < 0 ||
+	                             (r = send_heads(m, m->heads_o, a->attention, tokens, m->q, err)) < 0))
+		return r;
+	m->heads_of = layer;
+	if ((r = send_heads(m, m->heads_d_o, m->d_wide, tokens, m->q, err)) < 0)
 		return r;
 	device_attention_backward(m->dev, &attention, m->heads_d_qkv, m->heads_d_qkv + k, m->heads_d_qkv + v,
 	                          m->heads_d_o, m->heads_o, a->lse, m->heads_qkv, m->heads_qkv + k,
 	                          m->heads_qkv + v);
-	if ((r = take_back(m, m->heads_d_qkv, tokens, m->qkv, err)) < 0)
+	if ((r = exchange(m, m->exchanged, m->heads_d_qkv, tokens, m->qkv, err)) < 0)
 		return r;
 	join_qkv(m, m->d_qkv, tokens);
 	return 0;
@@ -133,10 +133,11 @@ int model_share(struct model *m, const float *own, int64_t n, float *all, struct
 
 	if (degree == 1)
 		return 0;
+	m->heads_of = -1; /* the numbers come where they were */
 	for (int i = 0; i < degree; i++)
-		if ((r = device_write(m->dev, m->travelling + (size_t)i * bytes, own, bytes, err)) < 0)
+		if ((r = device_write(m->dev, m->exchanged + (size_t)i * bytes, own, bytes, err)) < 0)
 			return r;
-	if ((r = m->hooks.exchange(m->hooks.context, m->heads_qkv, m->travelling, n, DTYPE_F32, err)) < 0)
+	if ((r = m->hooks.exchange(m->hooks.context, m->heads_qkv, m->exchanged, n, DTYPE_F32, err)) < 0)
 		return r;
 	return device_read(m->dev, all, m->heads_qkv, (size_t)degree * bytes, err);
 }

@@ -12,6 +12,8 @@
  * Backward, with a the activation's output of a place, w its weight and W the matrix of down: the gradient of
  * w is dy · (W·a) = (Wᵀ·dy) · a, so that the experts' outputs need not be kept.
  */
+#include <stdlib.h>
+
 #include "engine/model/linear.h"
 #include "engine/model/roles.h"
 
@@ -184,32 +186,73 @@ void model_experts_end(struct model *m, int layer, void *y, int64_t tokens)
 }
 
 /* ---- backward ---- */
-int model_experts_balance(struct model *m, const struct model_pass *p, struct error *err)
+/* Tokens that fill a batch up have chosen experts, too, and do not count. */
+static int take_away_filling(struct model *m, int layer, int64_t tokens, double rows, double *share,
+                             struct error *err)
 {
-	double rows = (double)m->c.layers * (double)p->whole->tokens;
-	float balance[DEVICE_EXPERTS_MAX], *all = m->host_shares,
-	                                   *own = all + m->o.sequence_rank * m->c.experts;
+	int64_t n = m->filling * m->c.chosen_experts;
+	_cleanup_free_ int32_t *chosen = NULL;
 	int r;
 
-	for (int e = 0; e < m->c.experts; e++) {
-		double share = 0;
+	if (n == 0)
+		return 0;
+	if (!(chosen = malloc((size_t)n * sizeof(*chosen))))
+		return error_oom(err);
+	r = device_read(m->dev, chosen,
+	                m->layer[layer].routing.expert + (tokens - m->filling) * m->c.chosen_experts,
+	                (size_t)n * sizeof(*chosen), err);
+	for (int64_t i = 0; i < n && r == 0; i++)
+		share[chosen[i]] -= 1 / rows;
+	return r;
+}
 
-		for (int l = 0; l < m->c.layers; l++) {
-			const int32_t *counts = m->layer[l].routing.starts + m->c.experts + 1;
+/* Of this rank's tokens in all layers, the part of the batch's that each expert has. */
+static int count_shares(struct model *m, int64_t tokens, double rows, double *share, struct error *err)
+{
+	int r = 0;
 
-			share += counts[e] / rows;
-		}
-		own[e] = (float)share;
+	for (int l = 0; l < m->c.layers && r == 0; l++) {
+		const int32_t *counts = m->layer[l].routing.starts + m->c.experts + 1;
+
+		for (int e = 0; e < m->c.experts; e++)
+			share[e] += counts[e] / rows;
+		r = take_away_filling(m, l, tokens, rows, share, err);
 	}
+	return r;
+}
+
+/* Adds those of the other ranks that share the batch. */
+static int add_shares(struct model *m, double *share, struct error *err)
+{
+	float *all = m->host_shares, *own = all + m->o.sequence_rank * m->c.experts;
+	int r;
+
+	if (m->o.sequence_degree == 1)
+		return 0;
+	for (int e = 0; e < m->c.experts; e++)
+		own[e] = (float)share[e];
 	if ((r = model_share(m, own, m->c.experts, all, err)) < 0)
 		return r;
 	for (int e = 0; e < m->c.experts; e++) {
-		double share = 0;
-
+		share[e] = 0;
 		for (int i = 0; i < m->o.sequence_degree; i++)
-			share += (double)all[i * m->c.experts + e];
-		balance[e] = (float)(m->o.router_loss * m->c.experts * share * (double)p->all_counted / rows);
+			share[e] += (double)all[i * m->c.experts + e];
 	}
+	return 0;
+}
+
+int model_experts_balance(struct model *m, const struct model_pass *p, struct error *err)
+{
+	double rows = (double)m->c.layers * (double)(p->whole->tokens - p->whole->filling);
+	double share[DEVICE_EXPERTS_MAX] = {0};
+	float balance[DEVICE_EXPERTS_MAX];
+	int r;
+
+	if ((r = count_shares(m, p->b->tokens, rows, share, err)) < 0 || (r = add_shares(m, share, err)) < 0)
+		return r;
+	for (int e = 0; e < m->c.experts; e++)
+		balance[e] =
+		    (float)(m->o.router_loss * m->c.experts * share[e] * (double)p->all_counted / rows);
 	return device_write(m->dev, m->balance, balance, (size_t)m->c.experts * sizeof(float), err);
 }
 
@@ -233,6 +276,19 @@ static void down_backward(struct model *m, int layer, const char *dy, int64_t to
 		each_expert(m, unit, PARAMETER_DOWN, expert_weight_gradient, m->spread, active, first);
 }
 
+/* Of n tokens from `first` on. */
+static void route_backward(struct model *m, struct model_routing *r, int64_t first, int64_t n,
+                           const float *balance, float scale)
+{
+	struct device_router router = model_router(m, n);
+	char *logits = r->logits + (size_t)(first * m->c.experts) * m->size;
+	int64_t choice = first * m->c.chosen_experts;
+
+	if (n > 0)
+		device_route_backward(m->dev, &router, logits, logits, r->expert + choice, r->weight + choice,
+		                      m->d_weights + choice, balance, scale, m->row_losses);
+}
+
 /* From the gradients of gate_up and of the experts' weights to those of gate, up and router, and of x, which
  * is the MLP's input; returns where that is. */
 static const char *input_backward(struct model *m, int layer, const char *x, int64_t tokens, float scale,
@@ -249,10 +305,10 @@ static const char *input_backward(struct model *m, int layer, const char *x, int
 		each_expert(m, unit, PARAMETER_GATE, expert_weight_gradient, a->gate_up, m->spread, first);
 	}
 	device_expert_sum(m->dev, &router, m->spread, m->d_wide, r->place, NULL, m->c.hidden);
-	device_route_backward(m->dev, &router, r->logits, r->logits, r->expert, r->weight, m->d_weights,
-	                      m->balance, scale, m->row_losses);
+	route_backward(m, r, 0, tokens - m->filling, m->balance, scale);
+	route_backward(m, r, tokens - m->filling, m->filling, NULL, scale);
 	if (m->balance)
-		device_sum(m->dev, m->row_losses, tokens, loss_sum);
+		device_sum(m->dev, m->row_losses, tokens - m->filling, loss_sum);
 	model_linear_input_gradient(m, unit, PARAMETER_ROUTER, m->y, r->logits, tokens);
 	device_add(m->dev, m->spread, m->y, m->o.type, tokens * m->c.hidden);
 	model_linear_weight_gradient(m, unit, PARAMETER_ROUTER, r->logits, x, tokens, first);

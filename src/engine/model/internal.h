@@ -157,11 +157,12 @@ struct model {
 	char *vector_weights;
 	int vector_weights_of; /* whose these are; -1: of none */
 
-	/* Where ranks share a sequence: on the way between ranks; and of all tokens, for the heads of this
+	/* Where ranks share a sequence: what is sent, or has come; and of all tokens, for the heads of this
 	 * rank, what attention reads and writes. */
-	char *travelling;              /* [T, qkv] */
+	char *exchanged;               /* [T, qkv] */
 	char *heads_qkv, *heads_d_qkv; /* as [T, qkv] */
 	char *heads_o, *heads_d_o;     /* as [T, q] */
+	int heads_of;                  /* the layer of which heads_qkv and heads_o are */
 
 	/* Where there are experts. */
 	char *spread;     /* [places, hidden] rows of tokens, or of what experts give */
@@ -171,6 +172,7 @@ struct model {
 	int32_t *expert_starts; /* [2 · experts + 1] */
 	int32_t *host_starts;   /* of all layers; host */
 	float *host_shares;     /* [ranks that share a batch, experts] of their tokens; host */
+	int64_t filling;        /* of this rank's tokens, in this pass: model_batch.filling */
 
 	/* Input on the device. */
 	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
@@ -198,7 +200,7 @@ static inline size_t model_starts(const struct model *m)
 	return 2 * (size_t)m->c.experts + 1;
 }
 
-/* The batch being worked on. */
+/* The batch being worked on. Not to be copied: b may point into it. */
 struct model_pass {
 	const struct model_batch *whole;
 	const struct model_batch *b; /* this rank's part of it, which is `part` where ranks share it */

@@ -286,11 +286,11 @@ static void take_exchange(struct model *m, struct arena *a)
 {
 	size_t row = (size_t)m->o.max_tokens * m->size;
 
-	/* Numbers that ranks tell each other take these, too. */
+	/* model_share takes these, too. */
 	size_t numbers =
 	    (size_t)m->o.sequence_degree * (size_t)MAX(m->o.max_tokens, m->c.experts) * sizeof(float);
 
-	m->travelling = arena_take(a, BUFFER_SCRATCH, MAX(row * (size_t)m->qkv, numbers), "heads on the way");
+	m->exchanged = arena_take(a, BUFFER_SCRATCH, MAX(row * (size_t)m->qkv, numbers), "heads to exchange");
 	m->heads_qkv = arena_take(a, BUFFER_SCRATCH, MAX(row * (size_t)m->qkv, numbers), "qkv of own heads");
 	m->heads_o = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->q, "attention of own heads");
 	if (!m->o.training)

@@ -76,7 +76,8 @@ struct model_options {
 /* A micro-batch: rows of all its sequences behind each other, without padding. Host memory, borrowed for the
  * call. Ranks that share it are given all of it. */
 struct model_batch {
-	int64_t tokens;         /* a multiple of sequence_degree */
+	int64_t tokens;         /* a multiple of sequence_degree, */
+	int64_t filling;        /* to which so many at the end, in documents of their own, fill it up */
 	const int32_t *ids;     /* within [0, vocab) */
 	const int32_t *targets; /* < 0: not counted; NULL where no loss is asked for */
 	int documents;
@@ -165,7 +166,9 @@ struct model_hooks {
 	 * which each is to be added to the row of its token. True: the hook sees to that. The memory has room
 	 * for max_tokens, and stays as it is until the next backward pass. */
 	bool (*embedding_rows)(void *context, const void *d_out);
-	/* With a sequence_degree above 1: comm_all_to_all of the ranks that share the batch. */
+	/* With a sequence_degree above 1, and not NULL then: comm_all_to_all of the ranks that share the
+	 * batch, between memory of the device. What is queued behind it reads `out` and may overwrite `in`.
+	 */
 	int (*exchange)(void *context, void *out, const void *in, int64_t count, enum dtype type,
 	                struct error *err);
 };
@@ -178,7 +181,8 @@ void model_set_hooks(struct model *m, const struct model_hooks *hooks); /* copie
  * are 0. */
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
                            double *loss_sum, struct error *err);
-/* Forward and loss alone; nothing for a batch of 0 tokens. losses (host, [tokens]) may be NULL. */
+/* Forward and loss alone; nothing for a batch of 0 tokens. losses (host, [tokens]) may be NULL. Of a batch
+ * that ranks share, the sum is that of this rank's tokens, and losses has those of all. */
 int model_evaluate(struct model *m, const struct model_batch *batch, double *loss_sum, float *losses,
                    struct error *err);
 
@@ -205,5 +209,6 @@ void model_decode_copy(struct model *m, int from, int to);
 /* The hooks of model_decode for a rank that has nothing to append while others have. */
 int model_decode_nothing(struct model *m, struct error *err);
 
-/* For tests: all logits of a batch, tokens · vocab floats on the host. fp32 models only. */
+/* For tests: all logits of a batch, tokens · vocab floats on the host. fp32 models only, without ranks that
+ * share the batch. */
 int model_logits(struct model *m, const struct model_batch *batch, float *logits, struct error *err);

@@ -121,7 +121,8 @@ struct shard_options {
 	const char *offload_dir; /* borrowed; NULL: what is offloaded stays in host memory */
 	int64_t state_piece;     /* elements that are stepped at a time with offload_dir; 0: by default */
 	enum shard_quantize quantize;
-	int64_t max_tokens; /* of a micro-batch; 0: there are none, in tests of a step alone */
+	int64_t max_tokens; /* of a micro-batch; 0: the rows of a tied embedding's gradients do not travel by
+	                     * themselves */
 };
 
 struct packed_unit;

@@ -250,7 +250,7 @@ static void leave_place(struct player *p, int u)
 	p->ready[u] = INFINITY;
 }
 
-/* Nothing hides it. */
+/* With ranks that share the tokens; no computation goes on meanwhile. */
 static void exchange(struct player *p, double seconds)
 {
 	p->communication += seconds;
@@ -286,7 +286,7 @@ static void play_step(struct player *p, double overlap)
 			              ? t->embedding_backward
 			              : t->block_backward + (again ? t->again : 0) - (kept ? t->saved : 0);
 			if (u > 0 && u < last)
-				exchange(p, t->exchange_backward + (again ? t->exchange_again : 0));
+				exchange(p, t->exchange_backward);
 			if (shard_gathers_rows(p->shard) && final && u == last)
 				reduce(p, 0, final);
 			if (shard_gathers_rows(p->shard) && final && u == 0)
@@ -322,8 +322,7 @@ static void slow_down(struct player *p, struct cost_parts *t, double factor)
 {
 	double *const parts[] = {&t->block_forward, &t->block_backward,    &t->again,
 	                         &t->saved,         &t->embedding_forward, &t->embedding_backward,
-	                         &t->head,          &t->exchange_forward,  &t->exchange_backward,
-	                         &t->exchange_again};
+	                         &t->head,          &t->exchange_forward,  &t->exchange_backward};
 
 	for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
 		*parts[i] *= factor;
@@ -381,31 +380,6 @@ static void count_units(struct player *p, const struct model_layout *l, const st
 		t->replicate = cost_reduce(h, own * wire, copies_across, copies_inside) +
 		               cost_gather(h, own * wire, copies_across, copies_inside);
 	}
-}
-
-/* Of what a rank has of q, k, v and o it sends as much as it would receive of a gather of so many bytes, and
- * each is copied once on the way (model/exchange.c). */
-static double exchange_seconds(const struct train_options *o, const struct hardware_set *where, double bytes)
-{
-	int degree = train_sequence_degree(o), inside = MIN(degree, where->per_node);
-
-	return cost_gather(&where->device, bytes, (degree + inside - 1) / inside, inside) +
-	       cost_stream(&where->device, o->precision, RATE_COPY, 2 * bytes);
-}
-
-static void count_exchange(const struct model_config *c, const struct train_options *o, double row,
-                           const struct hardware_set *where, struct cost_parts *p)
-{
-	int degree = train_sequence_degree(o);
-	double token = (double)o->micro_batch * row / degree * (double)dtype_size(o->precision);
-	double q = token * c->heads * c->head_dim, qkv = q + 2 * token * c->kv_heads * c->head_dim;
-
-	if (degree == 1)
-		return;
-	p->exchange_forward = exchange_seconds(o, where, qkv) + exchange_seconds(o, where, q);
-	p->exchange_backward = 2 * p->exchange_forward;
-	if (o->recompute == MODEL_RECOMPUTE_BLOCK)
-		p->exchange_again = p->exchange_forward;
 }
 
 static void count_rows(struct player *p, const struct model_config *c, const struct train_options *o,
@@ -484,16 +458,14 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	model_shapes(plan->model, &shapes);
 	cost_count_parts(l, c, o, (double)max_row, &where->device, (double)shapes.logits_rows,
 	                 o->accumulation > 1, &parts);
-	count_exchange(c, o, (double)max_row, where, &parts);
+	cost_exchange(c, o, (double)max_row, where, &parts.exchange_forward, &parts.exchange_backward);
 	/* It comes before the model's own forward pass. */
 	if (plan->frozen.model)
-		parts.embedding_forward +=
-		    cost_frozen(&plan->frozen, config_of_frozen(c, o), o, (double)max_row, &where->device,
-		                (double)shapes.logits_rows);
+		parts.embedding_forward += cost_frozen(&plan->frozen, config_of_frozen(c, o), o,
+		                                       (double)max_row, where, (double)shapes.logits_rows);
 	if (plan->reward_model.model)
-		parts.embedding_forward +=
-		    cost_frozen(&plan->reward_model, o->policy.reward_model, o, (double)max_row,
-		                &where->device, (double)shapes.logits_rows);
+		parts.embedding_forward += cost_frozen(&plan->reward_model, o->policy.reward_model, o,
+		                                       (double)max_row, where, (double)shapes.logits_rows);
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);

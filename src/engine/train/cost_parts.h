@@ -10,8 +10,8 @@ struct cost_parts {
 	double again; /* of a block that recomputes */
 	double saved; /* of block_backward, where a block keeps the outputs of norms and the activation */
 	double embedding_forward, embedding_backward, head;
-	/* With which a block waits for those ranks that share its tokens. */
-	double exchange_forward, exchange_backward, exchange_again;
+	/* Seconds for which a block waits for the ranks that share its tokens. */
+	double exchange_forward, exchange_backward;
 	double trained_blocks; /* the number of blocks that have a backward pass */
 };
 
@@ -27,7 +27,12 @@ double cost_computed_share(const struct model_layout *l, const struct model_conf
 /* The forward pass of a teacher, or of a reference, with its head, and what its logits add to the loss. c:
  * its own. */
 double cost_frozen(const struct whole_model *frozen, const struct model_config *c,
-                   const struct train_options *o, double row, const struct hardware *h, double logits_rows);
+                   const struct train_options *o, double row, const struct hardware_set *where,
+                   double logits_rows);
+/* What the ranks that share sequences send each other for a block's attention, in each pass; 0 where none do.
+ */
+void cost_exchange(const struct model_config *c, const struct train_options *o, double row,
+                   const struct hardware_set *where, double *forward, double *backward);
 /* The time in which a policy generates the completions of a step, if all of them are as long as they may be;
  * gather: that of the weights of a pass, where it waits for them. */
 double cost_generation(const struct plan *plan, const struct model_config *c, const struct train_options *o,

@@ -408,7 +408,7 @@ int estimate_check(const struct estimate_input *in, struct error *err)
 	    prefetch != in->options->prefetch ? " and parallel.prefetch = 0" : "", again, devices,
 	    str_bytes(takes, sizeof(takes), other.total),
 	    other.fits ? ""
-	    : ranks > 1 && !in->options->policy.generations
+	    : in->model->kv_heads > train_sequence_degree(in->options) && !in->options->policy.generations
 	        ? ": shorten data.max_length, lower train.micro_batch or raise parallel.sequence_degree"
 	        : ": shorten data.max_length or lower train.micro_batch");
 }
@@ -457,16 +457,16 @@ int estimate_to_json(const struct estimate_input *in, const struct estimate_list
 
 	for (size_t i = 0; i < list->count; i++)
 		json_array_append_new(plans, estimate_plan_json(&list->all[i]));
-	all = json_pack("{s:o,s:o*,s:{s:s,s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:I,s:I},s:o}", "model",
-	                model_json(in->model), "teacher",
-	                in->options->distillation.teacher ? model_json(in->options->distillation.teacher)
-	                                                  : NULL,
-	                "devices", "name", w->device.name, "rates", w->device.rates ? "measured" : "table",
-	                "nodes", w->nodes, "per_node", w->per_node, "memory", (json_int_t)w->device.memory,
-	                "step", "precision", in->options->fp8 ? "float8" : dtype_name(in->options->precision),
-	                "micro_batch", (json_int_t)in->options->micro_batch, "accumulation",
-	                (json_int_t)in->options->accumulation, "max_row", (json_int_t)in->max_row, "tokens",
-	                (json_int_t)list->all[0].cost.tokens, "plans", plans);
+	all = json_pack(
+	    "{s:o,s:o*,s:{s:s,s:s,s:i,s:i,s:I},s:{s:s,s:I,s:I,s:i,s:I,s:I},s:o}", "model",
+	    model_json(in->model), "teacher",
+	    in->options->distillation.teacher ? model_json(in->options->distillation.teacher) : NULL,
+	    "devices", "name", w->device.name, "rates", w->device.rates ? "measured" : "table", "nodes",
+	    w->nodes, "per_node", w->per_node, "memory", (json_int_t)w->device.memory, "step", "precision",
+	    in->options->fp8 ? "float8" : dtype_name(in->options->precision), "micro_batch",
+	    (json_int_t)in->options->micro_batch, "accumulation", (json_int_t)in->options->accumulation,
+	    "sequence_degree", train_sequence_degree(in->options), "max_row", (json_int_t)in->max_row,
+	    "tokens", (json_int_t)list->all[0].cost.tokens, "plans", plans);
 	if (!all || json_array_size(plans) != list->count) {
 		json_decref(all);
 		return error_oom(err);

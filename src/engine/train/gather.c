@@ -4,13 +4,18 @@
 
 #include "engine/train/internal.h"
 
-/* In documents of their own, which have a token each. */
-static void pad(struct trainer *t, struct model_batch *batch)
+/* As one document, where documents may be as long. */
+static void fill_up(struct trainer *t, struct model_batch *batch)
 {
+	int64_t length = 0;
+
 	while (batch->tokens % train_sequence_degree(&t->o)) {
 		t->ids[batch->tokens] = 0;
-		t->targets[batch->tokens] = -1;
-		t->starts[++batch->documents] = (int32_t)++batch->tokens;
+		t->targets[batch->tokens++] = -1;
+		batch->filling++;
+		if (length++ % t->max_row == 0)
+			batch->documents++;
+		t->starts[batch->documents] = (int32_t)batch->tokens;
 	}
 }
 
@@ -35,5 +40,5 @@ void trainer_gather(struct trainer *t, const struct dataset *data, const int64_t
 		batch->tokens += row.length;
 		t->row_ends[batch->rows++] = (int32_t)batch->tokens;
 	}
-	pad(t, batch);
+	fill_up(t, batch);
 }

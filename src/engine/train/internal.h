@@ -205,8 +205,9 @@ bool trainer_runs_ahead(const struct trainer *t);
 int trainer_publish(struct trainer *t, struct error *err);
 /* Seconds for which the computation has waited for other ranks. */
 double trainer_waited(const struct trainer *t);
-/* Whether this rank adds what all ranks of its group know to sums over all ranks. */
-static inline bool trainer_adds(const struct trainer *t)
+/* Whether this rank is the first of its group, which alone adds to sums over all ranks what each rank of the
+ * group has computed. */
+static inline bool trainer_leads_group(const struct trainer *t)
 {
 	return t->rank % train_sequence_degree(&t->o) == 0;
 }

@@ -129,13 +129,17 @@ static void plan_sequences(struct plan *p, const struct train_options *options, 
 /* What ranks that share a sequence divide. */
 static int check_heads(int degree, const struct model_config *c, const char *whose, struct error *err)
 {
-	return c->heads % degree == 0 && c->kv_heads % degree == 0
+	int fits = degree;
+
+	while (fits > 1 && (c->heads % fits || c->kv_heads % fits))
+		fits--;
+	return fits == degree
 	           ? 0
 	           : error_set(
 	                 err, -EINVAL,
-	                 "parallel.sequence_degree = %d: it has to divide the heads of the %s, of which "
-	                 "there are %d, and %d of keys and values",
-	                 degree, whose, c->heads, c->kv_heads);
+	                 "parallel.sequence_degree = %d: the %s has %d heads, and %d of keys and values; "
+	                 "expected a divisor of both, such as %d",
+	                 degree, whose, c->heads, c->kv_heads, fits);
 }
 
 static int check_sequence(const struct train_options *o, int world_size, const struct model_config *c,
@@ -144,10 +148,9 @@ static int check_sequence(const struct train_options *o, int world_size, const s
 	int degree = train_sequence_degree(o), r;
 
 	if (world_size % degree)
-		return error_set(
-		    err, -EINVAL,
-		    "parallel.sequence_degree = %d: the run has %d ranks, which is no multiple of it", degree,
-		    world_size);
+		return error_set(err, -EINVAL,
+		                 "parallel.sequence_degree = %d: it has to divide the number of ranks, %d",
+		                 degree, world_size);
 	if ((r = check_heads(degree, c, "model", err)) < 0)
 		return r;
 	return o->distillation.teacher ? check_heads(degree, o->distillation.teacher, "teacher", err) : 0;

@@ -130,7 +130,7 @@ static int estimate_kl(struct trainer *t, const float *losses, double *kl, struc
 	int64_t at = 0;
 	int r;
 
-	for (int64_t i = 0; i < w->count && losses && trainer_adds(t); i++) {
+	for (int64_t i = 0; i < w->count && losses && trainer_leads_group(t); i++) {
 		struct dataset_row row;
 
 		if (w->rows[i] < 0)
@@ -215,7 +215,7 @@ static int weigh(void *context, const float *losses, float *factors, struct erro
 			add_likelihood(t, &row, losses + at, factors ? factors + at : NULL);
 		at += row.length;
 	}
-	if (!trainer_adds(t))
+	if (!trainer_leads_group(t))
 		memset(w->sums, 0, sizeof(w->sums));
 	return 0;
 }
@@ -314,7 +314,7 @@ static int add_reference(struct trainer *t, struct error *err)
 	double(*known)[2] = w->reference[w->data == t->train ? 0 : 1];
 	int64_t at = 0;
 
-	for (int64_t i = 0; i < w->count && trainer_adds(t); i++) {
+	for (int64_t i = 0; i < w->count && trainer_leads_group(t); i++) {
 		struct dataset_row row;
 		int r;
 

@@ -78,7 +78,7 @@ static bool gather_rows(void *context, const void *d_out)
 	return shard_embedding_rows(t->plan->shard, d_out);
 }
 
-/* Sends the ranks of this group what is theirs, and takes what is this rank's. */
+/* An all_to_all of the ranks of this group. */
 static int exchange(void *context, void *out, const void *in, int64_t count, enum dtype type,
                     struct error *err)
 {

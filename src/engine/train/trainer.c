@@ -166,9 +166,11 @@ int trainer_create(struct device *dev, struct comm *comm, const struct model_con
 		t->sampler.micro_batch = (int)train_prompts(&t->o);
 		t->sampler.accumulation = 1;
 	}
+	/* It refuses a number of ranks that cannot be divided into groups. */
+	if ((r = plan_create(dev, comm, t->rank, t->world_size, c, &t->o, t->max_row, &t->plan, err)) < 0)
+		return r;
 	count_steps(t);
-	if ((r = plan_create(dev, comm, t->rank, t->world_size, c, &t->o, t->max_row, &t->plan, err)) < 0 ||
-	    (r = allocate(t, err)) < 0)
+	if ((r = allocate(t, err)) < 0)
 		return r;
 	*out = steal_pointer(t);
 	return 0;

@@ -2,12 +2,12 @@
 /*
  * The trainer: the plan, the step and the loop.
  *
- * Arithmetic. An optimizer step consumes one sampler step: world_size · micro_batch · accumulation rows
- * (fewer at the end of an epoch). steps_per_epoch = ceil(rows / that). total = max_steps where above 0, else
- * ceil(epochs · steps_per_epoch). warm-up = warmup_steps where above 0, else ceil(warmup_ratio · total), as
- * transformers. A step's loss is the sum of its targets' losses over their count, over all ranks and
- * micro-steps, and its gradients are those of that mean. The count depends on the dataset and the sampler
- * alone.
+ * Arithmetic. An optimizer step consumes one sampler step: groups · micro_batch · accumulation rows
+ * (fewer at the end of an epoch), where the ranks that share their rows (sequence_degree) are a group.
+ * steps_per_epoch = ceil(rows / that). total = max_steps where above 0, else ceil(epochs · steps_per_epoch).
+ * warm-up = warmup_steps where above 0, else ceil(warmup_ratio · total), as transformers. A step's loss is
+ * the sum of its targets' losses over their count, over all ranks and micro-steps, and its gradients are
+ * those of that mean. The count depends on the dataset and the sampler alone.
  *
  * A run that goes on with another global batch keeps its place in the epoch (trainer_set_origin). Its epochs
  * end where they would have ended; total counts the steps before at the batch that they had. The schedule
@@ -100,9 +100,10 @@ struct train_callbacks {
 	bool (*should_stop)(void *context);
 };
 
-/* All arguments are borrowed and must outlive the trainer; with ddp, zero1 and zero2 comm may be destroyed
- * just before it. comm may be NULL for one rank, eval may be NULL. Allocates the whole plan; with a
- * communicator the memory is from comm_alloc. Every rank calls it at the same time. */
+/* All arguments are borrowed and must outlive the trainer; with ddp, zero1 and zero2, and a
+ * sequence_degree of 1, comm may be destroyed just before it. comm may be NULL for one rank, eval may be
+ * NULL. Allocates the whole plan; with a communicator the memory is from comm_alloc. Every rank calls it at
+ * the same time. */
 int trainer_create(struct device *dev, struct comm *comm, const struct model_config *c,
                    const struct train_options *options, const struct dataset *train,
                    const struct dataset *eval, struct trainer **out, struct error *err);
