@@ -52,16 +52,16 @@ for name in taught balanced; do
 	many=2
 	[ $name = taught ] || many=4
 	for ranks in 1 $many; do
-		shared $name-$ranks $ranks 1 "\"strategy\": \"ddp\", \"sequence_degree\": $ranks"
+		shared "$name-$ranks" "$ranks" 1 "\"strategy\": \"ddp\", \"sequence_degree\": $ranks"
 		case $name in
 		taught) sed -i 's|"train": {|"distillation": {"teacher": "'"$tmp"'/one", "weight": 0.5}, &"neftune_alpha": 5, |' "$tmp/$name-$ranks.json" ;;
 		# Of 61 tokens, to which three are added.
 		*) sed -i 's|"init": "[^"]*"|"init": "'"$tmp"'/experts"|; s|"train": {|&"router_loss": 0.1, |; s|"max_length": 63|"max_length": 61|' "$tmp/$name-$ranks.json" ;;
 		esac
-		all_ranks $name-$ranks $ranks || { cat "$tmp/$name-$ranks"-?.log; fail "$name: $ranks ranks"; }
+		all_ranks "$name-$ranks" "$ranks" || { cat "$tmp/$name-$ranks"-?.log; fail "$name: $ranks ranks"; }
 	done
-	near $name-1 $name-$many || fail "$name: other losses"
-	same_evaluation $name-1 $name-$many
+	near "$name-1" "$name-$many" || fail "$name: other losses"
+	same_evaluation "$name-1" "$name-$many"
 done
 
 # The model has four heads, and two of keys and values.

@@ -432,6 +432,16 @@ static const struct model_config *config_of_frozen(const struct model_config *c,
 	return o->distillation.teacher ? o->distillation.teacher : c;
 }
 
+static double frozen_seconds(const struct whole_model *frozen, const struct model_config *c,
+                             const struct train_options *o, double row, const struct hardware_set *where,
+                             double logits_rows)
+{
+	double there, back;
+
+	cost_exchange(c, o, row, where, &there, &back);
+	return cost_frozen(frozen, c, o, row, &where->device, logits_rows) + c->layers * there;
+}
+
 void cost_of_step(const struct plan *plan, const struct model_config *c, const struct train_options *o,
                   int64_t max_row, const struct hardware_set *where, struct cost *out)
 {
@@ -459,13 +469,13 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	cost_count_parts(l, c, o, (double)max_row, &where->device, (double)shapes.logits_rows,
 	                 o->accumulation > 1, &parts);
 	cost_exchange(c, o, (double)max_row, where, &parts.exchange_forward, &parts.exchange_backward);
-	/* It comes before the model's own forward pass. */
+	/* They come before the model's own forward pass. */
 	if (plan->frozen.model)
-		parts.embedding_forward += cost_frozen(&plan->frozen, config_of_frozen(c, o), o,
-		                                       (double)max_row, where, (double)shapes.logits_rows);
+		parts.embedding_forward += frozen_seconds(&plan->frozen, config_of_frozen(c, o), o,
+		                                          (double)max_row, where, (double)shapes.logits_rows);
 	if (plan->reward_model.model)
-		parts.embedding_forward += cost_frozen(&plan->reward_model, o->policy.reward_model, o,
-		                                       (double)max_row, where, (double)shapes.logits_rows);
+		parts.embedding_forward += frozen_seconds(&plan->reward_model, o->policy.reward_model, o,
+		                                          (double)max_row, where, (double)shapes.logits_rows);
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);

@@ -367,20 +367,17 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 }
 
 double cost_frozen(const struct whole_model *frozen, const struct model_config *c,
-                   const struct train_options *o, double row, const struct hardware_set *where,
-                   double logits_rows)
+                   const struct train_options *o, double row, const struct hardware *h, double logits_rows)
 {
-	const struct hardware *h = &where->device;
 	struct train_options forward = {.precision = o->precision,
 	                                .micro_batch = o->micro_batch,
 	                                .accumulation = 1,
 	                                .sequence_degree = o->sequence_degree};
-	double t = (double)o->micro_batch * row / train_sequence_degree(o), there, back;
+	double t = (double)o->micro_batch * row / train_sequence_degree(o);
 	struct cost_parts p;
 
 	cost_count_parts(frozen->layout, c, &forward, row, h, logits_rows, false, &p);
-	cost_exchange(c, o, row, where, &there, &back);
-	return p.embedding_forward + c->layers * (p.block_forward + there) +
+	return p.embedding_forward + c->layers * p.block_forward +
 	       cost_gemm(h, o->precision, RATE_PRODUCT_FORWARD, t, (double)model_config_outputs(c), c->hidden,
 	                 (double)dtype_size(o->precision), false) +
 	       /* The loss reads its logits three times. */

@@ -24,11 +24,10 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 /* Of the operations of a step that trains everything, those that are left: of three products of each matrix,
  * that of its weights' gradient where it is frozen, and that of its input's, too, below what is trained. */
 double cost_computed_share(const struct model_layout *l, const struct model_config *c);
-/* The forward pass of a teacher, or of a reference, with its head, and what its logits add to the loss. c:
- * its own. */
+/* The forward pass of a teacher, or of a reference, with its head, and what its logits add to the loss;
+ * without cost_exchange. c: its own. */
 double cost_frozen(const struct whole_model *frozen, const struct model_config *c,
-                   const struct train_options *o, double row, const struct hardware_set *where,
-                   double logits_rows);
+                   const struct train_options *o, double row, const struct hardware *h, double logits_rows);
 /* What the ranks that share sequences send each other for a block's attention, in each pass; 0 where none do.
  */
 void cost_exchange(const struct model_config *c, const struct train_options *o, double row,
