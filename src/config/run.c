@@ -216,6 +216,8 @@ static const struct key run_key_list[] = {
 
     {"grpo", "reward", KEY_TEXTS, F(grpo.reward), NULL, 0, 0, NULL,
      "program and arguments: gives each completion its reward; dtrain-run(5) says how"},
+    {"grpo", "columns", KEY_LIST, F(grpo.columns), NULL, 0, 0, NULL,
+     "columns of the data whose values the program of grpo.reward gets, too"},
     {"grpo", "reward_model", KEY_STRING, F(grpo.reward_model), NULL, 0, 0, NULL,
      "Hugging Face directory of a reward model with the same tokenizer, whose scores are rewards, too"},
     {"grpo", "generations", KEY_INT, F(grpo.generations), "8", 2, 4096, NULL,

@@ -130,6 +130,7 @@ struct run_config {
 
 	struct {
 		char **reward;       /* argv of the program that gives the rewards; */
+		char **columns;      /* of the data, whose values it gets, too; NULL: none */
 		char *reward_model;  /* Hugging Face directory, whose scores are added to these; NULL: none */
 		int64_t generations; /* completions of each prompt */
 		int64_t max_new_tokens;

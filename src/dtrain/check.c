@@ -403,6 +403,7 @@ static void check_data(struct check *k)
 	    .format = k->c->data.format,
 	    .columns_json = k->c->data.columns,
 	    .tags_json = k->c->data.tags,
+	    .kept_columns = (const char *const *)k->c->grpo.columns,
 	};
 	struct source_list list = {0};
 	struct error err = ERROR_INIT;

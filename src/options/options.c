@@ -92,6 +92,7 @@ void options_dataset(const struct run_config *c, const char *cache_dir, struct d
 	    .mask_history = c->data.mask_history,
 	    .efficient_eos = c->data.efficient_eos,
 	    .margins = c->task == RUN_REWARD,
+	    .kept_columns = (const char *const *)c->grpo.columns,
 	    .max_samples = c->data.max_samples,
 	    .eval_fraction = c->data.eval_fraction,
 	    .seed = c->train.seed,

@@ -26,28 +26,44 @@ static int add_text(json_t *line, const char *key, const struct tokenizer *tok, 
 	return json_object_set_new(line, key, json_stringn(text, len)) < 0 ? error_oom(err) : 0;
 }
 
-static int add_answer(json_t *line, const struct rollout *one, struct error *err)
+static char *answer_text(const struct rollout *one)
 {
-	_cleanup_free_ char *text = malloc((size_t)one->answers + 1);
+	char *text = malloc((size_t)one->answers + 1);
+
+	for (int64_t i = 0; text && i < one->answers; i++)
+		text[i] = (char)one->answer[i];
+	return text;
+}
+
+/* With columns the text is that of an object which has these and the answer (dataset_options.kept_columns).
+ */
+static int add_answer(json_t *line, bool columns, const struct rollout *one, struct error *err)
+{
+	_cleanup_free_ char *text = answer_text(one);
+	_cleanup_json_ json_t *all = NULL;
+	size_t len = (size_t)one->answers;
+	int r;
 
 	if (!text)
 		return error_oom(err);
-	for (int64_t i = 0; i < one->answers; i++)
-		text[i] = (char)one->answer[i];
-	return json_object_set_new(line, "answer",
-	                           one->answers ? json_stringn(text, (size_t)one->answers) : json_null()) < 0
+	if (columns) {
+		r = exact_json_parse(text, len, "the columns of a prompt", &all, err);
+		return r < 0 ? r : json_object_update_missing(line, all) < 0 ? error_oom(err) : 0;
+	}
+	return json_object_set_new(line, "answer", len ? json_stringn(text, len) : json_null()) < 0
 	           ? error_oom(err)
 	           : 0;
 }
 
-int completion_describe(json_t *line, const struct tokenizer *tok, const struct rollout *one,
-                        struct error *err)
+int completion_describe(json_t *line, const struct run_config *config, const struct tokenizer *tok,
+                        const struct rollout *one, struct error *err)
 {
+	bool columns = config->grpo.columns != NULL;
 	int r;
 
 	if ((r = add_text(line, "prompt", tok, one->ids, one->prompt, false, err)) < 0 ||
 	    (r = add_text(line, "completion", tok, one->ids + one->prompt, one->length, true, err)) < 0 ||
-	    (r = add_answer(line, one, err)) < 0)
+	    (r = add_answer(line, columns, one, err)) < 0)
 		return r;
 	return json_object_set_new(line, "finished", json_boolean(one->finished)) < 0 ||
 	               json_object_set_new(line, "held_out", json_boolean(one->held_out)) < 0 ||
@@ -90,7 +106,7 @@ int completions_write(void *context, int64_t step, const struct rollout *rollout
 
 		if (!line)
 			return error_oom(err);
-		if ((r = completion_describe(line, c->tok, &rollouts[i], err)) < 0)
+		if ((r = completion_describe(line, c->config, c->tok, &rollouts[i], err)) < 0)
 			return r;
 		if (json_object_set_new(line, "reward", json_real(rewards[i])) < 0)
 			return error_oom(err);

@@ -11,10 +11,10 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/train/policy.h"
 
-/* Adds the members prompt, completion, answer, finished, held_out and row. A model may write any byte: what
- * is no UTF-8 is replaced. */
-int completion_describe(json_t *line, const struct tokenizer *tok, const struct rollout *one,
-                        struct error *err);
+/* Adds the members prompt, completion, answer, columns (with grpo.columns), finished, held_out and row. A
+ * model may write any byte: what is no UTF-8 is replaced. */
+int completion_describe(json_t *line, const struct run_config *config, const struct tokenizer *tok,
+                        const struct rollout *one, struct error *err);
 
 /* Zeros: nothing is written. */
 struct completions {

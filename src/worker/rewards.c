@@ -29,7 +29,7 @@ static int add_line(const struct rewards *r, const struct rollout *one, int64_t 
 
 	if (!line)
 		return error_oom(err);
-	if ((s = completion_describe(line, r->tok, one, err)) < 0)
+	if ((s = completion_describe(line, r->config, r->tok, one, err)) < 0)
 		return s;
 	if (json_object_set_new(line, "index", json_integer(index)) < 0 ||
 	    json_object_set_new(line, "count", json_integer(count)) < 0)

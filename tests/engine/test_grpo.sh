@@ -84,6 +84,15 @@ sed -i 's|"generations"|"sequences": 3, &|' "$tmp/waves.json"
 run waves || { cat "$tmp/waves.log"; fail "in waves, with offload"; }
 same_completions one waves
 same_run one-out waves-out
+# Columns of the data come with the completions, and change nothing else.
+jq -c '. + {level: input_line_number, tags: [null, "t"]}' "$tmp/prompts.jsonl" >"$tmp/levels.jsonl"
+own columns
+sed -i 's|"prompts.jsonl"|"levels.jsonl"|; s|"generations"|"columns": ["tags", "level"], "log_completions": 1, &|' "$tmp/columns.json"
+run columns || { cat "$tmp/columns.log"; fail "with columns"; }
+same_run one-out columns-out
+same_completions one columns
+[ "$(jq -s -c 'map([.columns.level == .row + 1, .columns.tags]) | unique' "$tmp/columns.asked")" = '[[true,[null,"t"]]]' ] || fail "the columns: $(head -n 3 "$tmp/columns.asked")"
+[ "$(jq -s -c 'map(.columns.tags) | unique' "$tmp/columns-out/completions.jsonl")" = '[[null,"t"]]' ] || fail "the columns of completions.jsonl"
 # Held-out prompts have one completion each, also between two steps on the same completions; the training is the same without them.
 # They are more than a rank generates for a step, so that an evaluation takes two pieces.
 python more "$tmp"

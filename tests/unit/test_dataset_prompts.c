@@ -333,6 +333,79 @@ START_TEST(columns_are_mapped)
 }
 END_TEST
 
+/* Values as they are in the records, whatever their format, beside the answer. */
+static const struct {
+	const char *record, *kept;
+} kept[] = {
+    {"{\"instruction\":\"Q\",\"output\":\"good\",\"a\":12345678901234567890123,\"b\":[1,{\"c\":null}]}",
+     "{\"answer\": \"good\", \"columns\": {\"b\": [1, {\"c\": null}], \"a\": 12345678901234567890123}}"},
+    {"{\"prompt\":\"Q\",\"a\":\"x\\u0000\\u00e9\",\"b\":false}",
+     "{\"answer\": null, \"columns\": {\"b\": false, \"a\": \"x\\u0000\xc3\xa9\"}}"},
+    {"{\"prompt\":\"Q\",\"answer\":7,\"a\":null,\"b\":\"\"}",
+     "{\"answer\": \"7\", \"columns\": {\"b\": \"\", \"a\": null}}"},
+    {"{\"messages\":[" MESSAGE("user", "Q") "," MESSAGE("assistant", "good") "],\"a\":1,\"b\":2}",
+     "{\"answer\": \"good\", \"columns\": {\"b\": 2, \"a\": 1}}"},
+    {"{\"messages\":[" MESSAGE("user", "Q") "],\"a\":1.50,\"b\":2}",
+     "{\"answer\": null, \"columns\": {\"b\": 2, \"a\": 1.5}}"},
+};
+
+static struct dataset_options options_kept(const char *path, struct notes *notes)
+{
+	static const char *const names[] = {"b", "a", NULL};
+	struct dataset_options o = options(path, notes);
+
+	*notes = (struct notes){0};
+	o.task = DATASET_PROMPTS;
+	o.template_name = "mistral";
+	o.kept_columns = names;
+	return o;
+}
+
+START_TEST(columns_are_kept)
+{
+	_cleanup_free_ char *content = str_printf(
+	                        "[%s,{\"instruction\":\"Q\",\"prompt\":\"Q\",\"messages\":[" MESSAGE(
+	                            "user", "Q") "],\"b\":3}]",
+	                        kept[_i].record),
+	                    *want = NULL, *without = NULL, *shown = NULL, *other = NULL;
+	struct notes notes;
+	struct dataset_options o = options_kept(put("a.json", content), &notes);
+	struct tokenizer tok = {0};
+	struct error err = ERROR_INIT;
+	struct dataset *d;
+
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	ck_assert_msg(notes.warnings == 0, "%s", notes.last);
+	want = str_printf("<s>[INST] Q[/INST]%s|", kept[_i].kept);
+	shown = prompt_text(d, 0);
+	ck_assert_msg(str_starts(shown, want), "%s", shown);
+	/* A record that lacks one. */
+	without = prompt_text(d, 1);
+	ck_assert_msg(strstr(without, "\"columns\": {\"b\": 3, \"a\": null}}|") != NULL, "%s", without);
+	dataset_close(d);
+	/* Rows in the cache that have other columns are others. */
+	o.kept_columns = NULL;
+	ck_ok(dataset_open(&o, &tok, &d, NULL, &err), &err);
+	other = prompt_text(d, 0);
+	ck_assert_ptr_null(strstr(other, "columns"));
+	dataset_close(d);
+}
+END_TEST
+
+START_TEST(a_column_that_no_record_has)
+{
+	struct notes notes;
+	struct dataset_options o =
+	    options_kept(put("a.json", "[{\"prompt\":\"Q\",\"b\":1},{\"prompt\":\"Q\",\"b\":2}]"), &notes);
+	struct tokenizer tok = {0};
+	struct error err = ERROR_INIT;
+	struct dataset *d;
+
+	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err,
+	         "a.json:1: column 'a', of grpo.columns, is missing; the columns there are: prompt, b");
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("dataset, prompts");
@@ -340,10 +413,12 @@ int main(void)
 	const TTest *const tests[] = {
 	    an_answer_is_not_for_the_model, a_long_prompt_is_left_out,     an_empty_prompt_is_left_out,
 	    answers_of_tools_end_a_prompt,  what_is_no_prompt_is_left_out, prompts_are_those_of_sft,
-	    a_cache_is_of_a_task,           what_tells_no_format,          columns_are_mapped};
+	    a_cache_is_of_a_task,           what_tells_no_format,          columns_are_mapped,
+	    a_column_that_no_record_has};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_add_loop_test(tc, records_of_all_formats, 0, ARRAY_SIZE(records));
+	tcase_add_loop_test(tc, columns_are_kept, 0, ARRAY_SIZE(kept));
 	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)
 		tcase_add_test(tc, tests[i]);
 	suite_add_tcase(suite, tc);

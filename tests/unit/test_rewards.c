@@ -136,6 +136,30 @@ START_TEST(lines_of_completions)
 }
 END_TEST
 
+/* The answer of a row has them. */
+START_TEST(columns_of_the_data)
+{
+	char *names[] = {(char *)"b", (char *)"a", NULL};
+	struct run_config config = {.grpo = {.reward = script, .columns = names}, .parallel.timeout = 300};
+	struct played p =
+	    play(0, "Q", "{\"answer\": null, \"columns\": {\"b\": [1], \"a\": 12345678901234567890}}", "", 0);
+	struct rewards r;
+	_cleanup_free_ char *text = NULL;
+	struct error err = ERROR_INIT;
+	double reward;
+
+	ck_ok(rewards_start(&r, &config, &tok, &err), &err);
+	ck_ok(rewards_give(&r, &p.rollout, 1, &reward, &err), &err);
+	rewards_end(&r);
+	text = written();
+	ck_assert_msg(str_starts(text,
+	                         "{\"prompt\":\"Q\",\"completion\":\"\",\"answer\":null,\"columns\":{\"b\":"
+	                         "[1],\"a\":12345678901234567890},\"finished\":"),
+	              "%s", text);
+	clear(&p);
+}
+END_TEST
+
 /* A model may write any bytes: each that is no part of a character becomes a question mark. */
 START_TEST(any_bytes_are_text)
 {
@@ -264,8 +288,8 @@ int main(void)
 {
 	Suite *suite = suite_create("rewards");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {lines_of_completions, any_bytes_are_text, a_program_that_cannot_start,
-	                              completions_in_a_file};
+	const TTest *const tests[] = {lines_of_completions, columns_of_the_data, any_bytes_are_text,
+	                              a_program_that_cannot_start, completions_in_a_file};
 
 	tcase_add_checked_fixture(tc, setup, teardown);
 	tcase_set_timeout(tc, 60);

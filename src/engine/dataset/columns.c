@@ -166,6 +166,20 @@ static int need_column(const json_t *record, const char *name, const char *what,
 	                 where, name, names ? names : "");
 }
 
+static int check_kept(const char *const *kept, const json_t *record, const char *where, struct error *err)
+{
+	_cleanup_free_ char *names = NULL;
+
+	while (kept && *kept && has(record, *kept))
+		kept++;
+	if (!kept || !*kept)
+		return 0;
+	names = column_names(record);
+	return error_set(err, -ENOKEY,
+	                 "%s: column '%s', of grpo.columns, is missing; the columns there are: %s", where,
+	                 *kept, names ? names : "");
+}
+
 int source_detect(struct source *s, const json_t *record, enum dataset_task task, const char *where,
                   struct error *err)
 {
@@ -208,6 +222,8 @@ int source_detect(struct source *s, const json_t *record, enum dataset_task task
 	      (r = need_column(record, found.columns.rejected, "rejected answer", where, err)) < 0)) ||
 	    (task == DATASET_LABELS &&
 	     (r = need_column(record, found.columns.label, "label", where, err)) < 0))
+		return r;
+	if (task == DATASET_PROMPTS && (r = check_kept(s->kept, record, where, err)) < 0)
 		return r;
 	*s = found;
 	return 0;

@@ -486,8 +486,31 @@ static int convert_messages(const struct source *s, enum dataset_task task, cons
 	return task == DATASET_PRETRAIN && e->count ? 0 : check_turns(e, where, err);
 }
 
-int example_convert(const struct source *s, enum dataset_task task, const char *data, size_t len,
-                    const char *where, struct example *e, struct error *err)
+/* The answer to a prompt becomes the text of an object that has other columns of the record, too. */
+static int keep_columns(const struct source *s, struct example *e, struct error *err)
+{
+	struct text *answer = &e->turns[e->count - 1].content;
+	_cleanup_json_ json_t *columns = json_object(), *all = json_object();
+	_cleanup_strbuf_ struct strbuf b = {0};
+	bool failed = !columns || !all;
+
+	for (size_t i = 0; s->kept[i] && !failed; i++) {
+		json_t *value = json_object_get(e->record, s->kept[i]);
+
+		failed = (value ? json_object_set(columns, s->kept[i], value)
+		                : json_object_set_new(columns, s->kept[i], json_null())) < 0;
+	}
+	if (failed ||
+	    json_object_set_new(all, "answer",
+	                        answer->len ? json_stringn(answer->data, answer->len) : json_null()) < 0 ||
+	    json_object_set(all, "columns", columns) < 0)
+		return error_oom(err);
+	exact_json_dump(all, 0, &b);
+	return own(e, &b, answer, err);
+}
+
+static int convert(const struct source *s, enum dataset_task task, const char *data, size_t len,
+                   const char *where, struct example *e, struct error *err)
 {
 	int r;
 
@@ -502,4 +525,12 @@ int example_convert(const struct source *s, enum dataset_task task, const char *
 	if (s->format == FORMAT_TRL)
 		return convert_trl(s, task, where, e, err);
 	return convert_alpaca(s, task, where, e, err);
+}
+
+int example_convert(const struct source *s, enum dataset_task task, const char *data, size_t len,
+                    const char *where, struct example *e, struct error *err)
+{
+	int r = convert(s, task, data, len, where, e, err);
+
+	return r == 0 && task == DATASET_PROMPTS && s->kept && e->count > 0 ? keep_columns(s, e, err) : r;
 }

@@ -78,6 +78,8 @@ static int make_key(const struct dataset_options *o, const struct source_list *l
 	key_string(key, template ? template->tool_words[0] : NULL);
 	key_string(key, template ? template->tool_words[1] : NULL);
 	key_string(key, o->system);
+	for (size_t i = 0; o->kept_columns && o->kept_columns[i]; i++)
+		key_string(key, o->kept_columns[i]);
 	for (size_t i = 0; i < list->count; i++) {
 		const struct source *s = &list->items[i];
 		const struct source_columns *c = &s->columns;

@@ -49,6 +49,9 @@ struct dataset_options {
 	bool train_on_prompt, mask_history, efficient_eos;
 	/* The column margin of pairs is read, whatever their format; else it may hold anything. */
 	bool margins;
+	/* Of prompts: NULL-terminated names of columns that the answer of a row has with it: it is then JSON
+	 * text, {"answer": text or null, "columns": {name: value or null, …}}. */
+	const char *const *kept_columns;
 	int64_t max_samples; /* first N examples of each file or dataset; 0: all */
 	/* Up to 1, the share of the examples that goes into the held-out evaluation split; above 1, their
 	 * number. The seed chooses them. */

@@ -416,6 +416,8 @@ static int resolve(const struct dataset_options *o, struct source_list *list, st
 		                 "no data: data.path names files or directories, data.dataset entries of "
 		                 "dataset_info.json");
 	for (size_t i = 0; i < list->count; i++)
+		list->items[i].kept = o->kept_columns;
+	for (size_t i = 0; i < list->count; i++)
 		if (list->items[i].format == FORMAT_AUTO && str_ends(list->items[i].path, ".txt"))
 			list->items[i].format = FORMAT_TEXT;
 	for (size_t i = 0; r == 0 && i < list->count; i++) {

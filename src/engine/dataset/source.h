@@ -42,8 +42,9 @@ struct source {
 	enum source_format format;
 	struct source_columns columns;
 	struct source_tags tags;
-	int64_t num_samples; /* of the whole group; -1: all, each once */
-	int group;           /* files of one dataset or directory share it */
+	const char *const *kept; /* dataset_options.kept_columns, borrowed; NULL: none */
+	int64_t num_samples;     /* of the whole group; -1: all, each once */
+	int group;               /* files of one dataset or directory share it */
 };
 
 struct source_list {
