@@ -130,8 +130,8 @@ struct run_config {
 
 	struct {
 		char **reward;       /* argv of the program that gives the rewards; */
-		char **columns;      /* of the data, whose values it gets, too; NULL: none */
 		char *reward_model;  /* Hugging Face directory, whose scores are added to these; NULL: none */
+		char **columns;      /* of the data, whose values the program gets, too; NULL: none */
 		int64_t generations; /* completions of each prompt */
 		int64_t max_new_tokens;
 		double temperature, top_p, min_p;

@@ -416,7 +416,6 @@ static int check_age(const struct node *node, const struct request *q, struct er
 	                 (long long)q->attempt, (long long)q->run, (long long)newest);
 }
 
-/* The user could run it: the ranks start. A device may have been drained meanwhile. */
 /* What fails are files and processes of this service, which are those of any run. */
 static int start_attempt(struct node *node, struct request *q, const struct request_place *place,
                          const struct run_user *user, struct attempt **out, struct error *err)
@@ -426,6 +425,7 @@ static int start_attempt(struct node *node, struct request *q, const struct requ
 	return start_may_succeed_later(r) ? -ENOTRECOVERABLE : r;
 }
 
+/* The user could run it: the ranks start. A device may have been drained meanwhile. */
 static int begin(void *context, struct request **request, const struct request_place *place,
                  const struct run_user *user, struct error *err)
 {

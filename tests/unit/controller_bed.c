@@ -612,6 +612,14 @@ void bed_refuse_next(struct bed *b, const char *node, int code, const char *mess
 	node_find(b, node)->refuse_message = message;
 }
 
+char *bed_node_text(struct bed *b, size_t index, const char *key)
+{
+	_cleanup_json_ json_t *nodes = controller_nodes_to_json(bed_controller(b));
+	const char *text = json_get_string(json_array_get(json_object_get(nodes, "nodes"), index), key, NULL);
+
+	return text ? strdup(text) : NULL;
+}
+
 void bed_lose_answer(struct bed *b, const char *node)
 {
 	node_find(b, node)->lose_answer = true;

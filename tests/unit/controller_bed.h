@@ -59,6 +59,8 @@ int bed_count_events(const struct bed *b, const char *words);
 /* What nodes do. */
 void bed_end_ranks(struct bed *b, const char *node, int64_t run, int exit_status);    /* they report it */
 void bed_refuse_next(struct bed *b, const char *node, int code, const char *message); /* the next start */
+/* A member of that node in the list of nodes; NULL: it has none. To be freed. */
+char *bed_node_text(struct bed *b, size_t index, const char *key);
 /* The next start arrives, but the answer to it does not: the controller waits for 30 seconds. */
 void bed_lose_answer(struct bed *b, const char *node);
 void bed_lose_stops(struct bed *b, const char *node, bool lose);       /* none arrives */

@@ -555,15 +555,6 @@ START_TEST(a_busy_node_is_left_alone_until_its_next_heartbeat)
 }
 END_TEST
 
-static char *unreachable_n2(struct bed *b)
-{
-	_cleanup_json_ json_t *nodes = controller_nodes_to_json(bed_controller(b));
-	const char *why =
-	    json_get_string(json_array_get(json_object_get(nodes, "nodes"), 1), "unreachable", NULL);
-
-	return why ? strdup(why) : NULL;
-}
-
 /* Its heartbeats come, but no call reaches it: a firewall, or a wrong address in the hosts file. */
 START_TEST(a_node_that_reports_and_cannot_be_reached_is_named)
 {
@@ -578,10 +569,10 @@ START_TEST(a_node_that_reports_and_cannot_be_reached_is_named)
 	ck_assert_str_eq(
 	    bed_run(b, run)->reason,
 	    "waits for node n2, which cannot be reached: 10.0.0.2 port 29600: Connection refused");
-	before = unreachable_n2(b);
+	before = bed_node_text(b, 1, "unreachable");
 	ck_assert_str_eq(before, "10.0.0.2 port 29600: Connection refused");
 	bed_await(b, run, RUN_RUNNING);
-	after = unreachable_n2(b);
+	after = bed_node_text(b, 1, "unreachable");
 	ck_assert(!after);
 	bed_free(b);
 }
@@ -599,23 +590,23 @@ START_TEST(a_stop_that_does_not_arrive_names_the_node)
 	bed_lose_stops(b, "n2", true);
 	controller_cancel_run(bed_controller(b), run, "alice");
 	bed_pass(b, 40);
-	lost = unreachable_n2(b);
+	lost = bed_node_text(b, 1, "unreachable");
 	ck_assert_ptr_nonnull(lost);
 	ck_assert(controller_find_node(bed_controller(b), "n2")->up);
 	bed_lose_stops(b, "n2", false);
 	bed_await(b, run, RUN_CANCELLED);
 	bed_pass(b, 1);
-	arrived = unreachable_n2(b);
+	arrived = bed_node_text(b, 1, "unreachable");
 	ck_assert(!arrived);
 	bed_refuse_next(b, "n2", -ECONNREFUSED, "Connection refused");
 	bed_submit(b, 2, 1);
 	bed_pass(b, 0.5);
-	again = unreachable_n2(b);
+	again = bed_node_text(b, 1, "unreachable");
 	ck_assert_ptr_nonnull(again);
 	controller_set_drained(bed_controller(b), "n1", true, NULL);
 	bed_rename(b, "n2", "n2");
 	bed_pass(b, 0.5);
-	anew = unreachable_n2(b);
+	anew = bed_node_text(b, 1, "unreachable");
 	ck_assert(!anew);
 	bed_free(b);
 }
@@ -636,7 +627,7 @@ START_TEST(a_later_start_says_more_than_an_earlier_stop)
 	bed_await(b, run, RUN_CANCELLED);
 	bed_await(b, bed_submit(b, 2, 1), RUN_RUNNING);
 	bed_pass(b, 40);
-	why = unreachable_n2(b);
+	why = bed_node_text(b, 1, "unreachable");
 	ck_assert_msg(!why, "%s", why);
 	bed_free(b);
 }

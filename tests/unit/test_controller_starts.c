@@ -38,15 +38,6 @@ START_TEST(a_rank_may_have_all_slots_of_its_node)
 }
 END_TEST
 
-static char *failing_n1(struct bed *b)
-{
-	_cleanup_json_ json_t *nodes = controller_nodes_to_json(bed_controller(b));
-	const char *why =
-	    json_get_string(json_array_get(json_object_get(nodes, "nodes"), 0), "failing", NULL);
-
-	return why ? strdup(why) : NULL;
-}
-
 /* Its disk is full, say. What it could not start runs on another node, as does what is submitted then; it is
  * tried again after a time that doubles, and as before when it has started a run. */
 START_TEST(a_node_that_starts_nothing_gets_no_runs_for_a_time)
@@ -61,7 +52,7 @@ START_TEST(a_node_that_starts_nothing_gets_no_runs_for_a_time)
 	first = bed_submit(b, 1, 1);
 	bed_await(b, first, RUN_RUNNING);
 	ck_assert_str_eq(bed_run(b, first)->ranks[0].node, "n2");
-	before = failing_n1(b);
+	before = bed_node_text(b, 0, "failing");
 	ck_assert_str_eq(before, full);
 	since = b->now;
 	second = bed_submit(b, 1, 1);
@@ -84,7 +75,7 @@ START_TEST(a_node_that_starts_nothing_gets_no_runs_for_a_time)
 	ck_assert_double_gt(b->now, since + 88);
 	ck_assert_double_lt(b->now, since + 100);
 	ck_assert_str_eq(bed_run(b, second)->ranks[0].node, "n1");
-	after = failing_n1(b);
+	after = bed_node_text(b, 0, "failing");
 	ck_assert_ptr_null(after);
 	bed_free(b);
 }
