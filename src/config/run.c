@@ -17,6 +17,13 @@
 
 #define F(field) offsetof(struct run_config, field)
 
+/* A key that both tasks have which learn from rewards. */
+#define GRPO_AND_PPO(name, type, fallback, min, max, help)                                                   \
+	{"grpo", #name, type, F(grpo.name), fallback, min, max, NULL, help},                                 \
+	{                                                                                                    \
+		"ppo", #name, type, F(ppo.name), fallback, min, max, NULL, help                              \
+	}
+
 static const struct key run_key_list[] = {
     {NULL, "name", KEY_STRING, F(name), NULL, 0, 0, NULL, "name shown in listings; default: the file's name"},
     {NULL, "command", KEY_TEXTS, F(command), NULL, 0, 0, NULL,
@@ -214,24 +221,24 @@ static const struct key run_key_list[] = {
     {"distillation", "temperature", KEY_NUMBER, F(distillation.temperature), "1.5", 0.01, 1000, NULL,
      "by which the logits of both are divided, in the teacher's part of the loss"},
 
-    {"grpo", "reward", KEY_TEXTS, F(grpo.reward), NULL, 0, 0, NULL,
-     "program and arguments: gives each completion its reward; dtrain-run(5) says how"},
-    {"grpo", "columns", KEY_LIST, F(grpo.columns), NULL, 0, 0, NULL,
-     "columns of the data whose values the program of grpo.reward gets, too"},
-    {"grpo", "reward_model", KEY_STRING, F(grpo.reward_model), NULL, 0, 0, NULL,
-     "Hugging Face directory of a reward model with the same tokenizer, whose scores are rewards, too"},
+    GRPO_AND_PPO(reward, KEY_TEXTS, NULL, 0, 0,
+                 "program and arguments: gives each completion its reward; dtrain-run(5) says how"),
+    GRPO_AND_PPO(columns, KEY_LIST, NULL, 0, 0,
+                 "columns of the data whose values the program that gives rewards gets, too"),
+    GRPO_AND_PPO(reward_model, KEY_STRING, NULL, 0, 0,
+                 "Hugging Face directory of a reward model with the same tokenizer, whose scores are "
+                 "rewards, too"),
     {"grpo", "generations", KEY_INT, F(grpo.generations), "8", 2, 4096, NULL,
      "completions of each prompt, which are compared with each other"},
-    {"grpo", "max_new_tokens", KEY_INT, F(grpo.max_new_tokens), "256", 1, 1 << 20, NULL,
-     "of a completion at most"},
-    {"grpo", "temperature", KEY_NUMBER, F(grpo.temperature), "1", 0.01, 100, NULL,
-     "of the choice of tokens, and of their probabilities in the loss"},
-    {"grpo", "top_k", KEY_INT, F(grpo.top_k), "0", 0, 1e9, NULL,
-     "choose among the k likeliest tokens; 0: all"},
-    {"grpo", "top_p", KEY_NUMBER, F(grpo.top_p), "1", 0, 1, NULL,
-     "choose among the likeliest tokens that hold this much of the probability"},
-    {"grpo", "min_p", KEY_NUMBER, F(grpo.min_p), "0", 0, 1, NULL,
-     "choose among the tokens that are at least so many times as likely as the likeliest"},
+    {"ppo", "generations", KEY_INT, F(ppo.generations), "1", 1, 4096, NULL, "completions of each prompt"},
+    GRPO_AND_PPO(max_new_tokens, KEY_INT, "256", 1, 1 << 20, "of a completion at most"),
+    GRPO_AND_PPO(temperature, KEY_NUMBER, "1", 0.01, 100,
+                 "of the choice of tokens, and of their probabilities in the loss"),
+    GRPO_AND_PPO(top_k, KEY_INT, "0", 0, 1e9, "choose among the k likeliest tokens; 0: all"),
+    GRPO_AND_PPO(top_p, KEY_NUMBER, "1", 0, 1,
+                 "choose among the likeliest tokens that hold this much of the probability"),
+    GRPO_AND_PPO(min_p, KEY_NUMBER, "0", 0, 1,
+                 "choose among the tokens that are at least so many times as likely as the likeliest"),
     {"grpo", "loss", KEY_CHOICE, F(grpo.loss), "dapo", 0, 0, "grpo|dapo|dr_grpo|cispo",
      "how the losses of tokens are put together"},
     {"grpo", "level", KEY_CHOICE, F(grpo.level), "token", 0, 0, "token|sequence",
@@ -240,19 +247,32 @@ static const struct key run_key_list[] = {
      "whose standard deviation of rewards advantages are divided by"},
     {"grpo", "beta", KEY_NUMBER, F(grpo.beta), "0", 0, 1000, NULL,
      "weight of the divergence from the reference model; 0: there is none, and no memory for it"},
-    {"grpo", "epsilon", KEY_NUMBER, F(grpo.epsilon), "0.2", 1e-6, 1, NULL,
-     "a ratio of probabilities counts from 1 - epsilon"},
+    {"ppo", "beta", KEY_NUMBER, F(ppo.beta), "0.05", 0, 1000, NULL,
+     "what the reward of a token loses for each unit of divergence from the reference model; 0: there is "
+     "none, and no memory for it"},
+    GRPO_AND_PPO(epsilon, KEY_NUMBER, "0.2", 1e-6, 1, "a ratio of probabilities counts from 1 - epsilon"),
     {"grpo", "epsilon_high", KEY_NUMBER, F(grpo.epsilon_high), "0", 0, 1000, NULL,
      "and up to 1 + epsilon_high; 0: epsilon; of cispo the highest ratio, 0: 5"},
     {"grpo", "iterations", KEY_INT, F(grpo.iterations), "1", 1, 1000, NULL, "steps on the same completions"},
-    {"grpo", "mask_truncated", KEY_BOOL, F(grpo.mask_truncated), "false", 0, 0, NULL,
-     "completions that are cut off by max_new_tokens do not count in the loss"},
-    {"grpo", "sequences", KEY_INT, F(grpo.sequences), "0", 0, 4096, NULL,
-     "completions that a rank generates at once; 0: all of a step"},
-    {"grpo", "reference", KEY_STRING, F(grpo.reference), NULL, 0, 0, NULL,
-     "with beta: Hugging Face directory of the reference model; default: model.path"},
-    {"grpo", "log_completions", KEY_INT, F(grpo.log_completions), "0", 0, 1e6, NULL,
-     "of each step in the log, so many completions go to completions.jsonl in output.dir"},
+    {"ppo", "iterations", KEY_INT, F(ppo.iterations), "4", 1, 1000, NULL, "steps on the same completions"},
+    GRPO_AND_PPO(mask_truncated, KEY_BOOL, "false", 0, 0,
+                 "completions that are cut off by max_new_tokens do not count in the loss"),
+    GRPO_AND_PPO(sequences, KEY_INT, "0", 0, 4096,
+                 "completions that a rank generates at once; 0: all of a step"),
+    GRPO_AND_PPO(reference, KEY_STRING, NULL, 0, 0,
+                 "with beta: Hugging Face directory of the reference model; default: model.path"),
+    GRPO_AND_PPO(log_completions, KEY_INT, "0", 0, 1e6,
+                 "of each step in the log, so many completions go to completions.jsonl in output.dir"),
+    {"ppo", "gamma", KEY_NUMBER, F(ppo.gamma), "1", 0, 1, NULL,
+     "what a reward counts of the same one a token earlier"},
+    {"ppo", "lambda", KEY_NUMBER, F(ppo.lambda), "0.95", 0, 1, NULL,
+     "of advantages; 0: by the next value alone; 1: by all that follows"},
+    {"ppo", "value_weight", KEY_NUMBER, F(ppo.value_weight), "0.1", 0, 1000, NULL,
+     "of the values' part of the loss"},
+    {"ppo", "value_epsilon", KEY_NUMBER, F(ppo.value_epsilon), "0.2", 0, 1e6, NULL,
+     "a value counts in the loss until it has moved by this; 0: always"},
+    {"ppo", "value_learning_rate", KEY_NUMBER, F(ppo.value_learning_rate), "0", 0, 100, NULL,
+     "highest learning rate of the head of values; 0: train.learning_rate"},
 
     {"parallel", "strategy", KEY_CHOICE, F(parallel.strategy), "auto", 0, 0,
      "ddp|zero1|zero2|zero3|hybrid|auto",
@@ -368,7 +388,7 @@ struct reading {
 
 const struct key run_task_key = {
     NULL,        "task", KEY_CHOICE, offsetof(struct reading, task),
-    NULL,        0,      0,          "pretrain|sft|dpo|orpo|simpo|kto|reward|grpo|generate|command",
+    NULL,        0,      0,          "pretrain|sft|dpo|orpo|simpo|kto|reward|grpo|ppo|generate|command",
     "what to do"};
 
 void run_config_free(struct run_config *c)
@@ -556,8 +576,8 @@ int run_config_read(const char *path, const char *const *overrides, struct run_c
  * its parts. */
 static bool is_for_training(const struct key *key)
 {
-	static const char *const sections[] = {"data",         "train", "lora",    "preference",
-	                                       "distillation", "grpo",  "generate"};
+	static const char *const sections[] = {"data",         "train", "lora", "preference",
+	                                       "distillation", "grpo",  "ppo",  "generate"};
 
 	for (size_t i = 0; key->section && i < ARRAY_SIZE(sections); i++)
 		if (str_eq(key->section, sections[i]))

@@ -26,8 +26,38 @@ enum run_task {
 	RUN_KTO,
 	RUN_REWARD,
 	RUN_GRPO,
+	RUN_PPO,
 	RUN_GENERATE,
 	RUN_COMMAND
+};
+
+/* What the tasks that learn from rewards have in groups of their own, grpo and ppo. */
+struct run_policy {
+	char **reward;       /* argv of the program that gives the rewards; */
+	char *reward_model;  /* Hugging Face directory, whose scores are added to these; NULL: none */
+	char **columns;      /* of the data, whose values the program gets, too; NULL: none */
+	int64_t generations; /* completions of each prompt */
+	int64_t max_new_tokens;
+	double temperature, top_p, min_p;
+	int64_t top_k;
+	double beta; /* weight of the divergence from the reference; 0: there is none */
+	double epsilon;
+	int64_t iterations;      /* steps on the same completions */
+	bool mask_truncated;     /* completions that have not ended do not count */
+	int64_t sequences;       /* generated at once on a rank; 0: all of a step */
+	char *reference;         /* Hugging Face directory; default: model.path */
+	int64_t log_completions; /* of each logged step, to completions.jsonl */
+
+	/* Of grpo alone. */
+	char *loss;          /* grpo dapo dr_grpo cispo */
+	char *level;         /* token sequence: what a ratio is of */
+	char *scale;         /* group batch none: by whose standard deviation advantages are divided */
+	double epsilon_high; /* 0: epsilon, or of cispo 5 */
+
+	/* Of ppo alone. */
+	double gamma, lambda, value_weight;
+	double value_epsilon;       /* 0: no bound */
+	double value_learning_rate; /* 0: learning_rate */
 };
 
 struct run_config {
@@ -128,25 +158,7 @@ struct run_config {
 		double temperature;
 	} distillation;
 
-	struct {
-		char **reward;       /* argv of the program that gives the rewards; */
-		char *reward_model;  /* Hugging Face directory, whose scores are added to these; NULL: none */
-		char **columns;      /* of the data, whose values the program gets, too; NULL: none */
-		int64_t generations; /* completions of each prompt */
-		int64_t max_new_tokens;
-		double temperature, top_p, min_p;
-		int64_t top_k;
-		char *loss;  /* grpo dapo dr_grpo cispo */
-		char *level; /* token sequence: what a ratio is of */
-		char *scale; /* group batch none: by whose standard deviation advantages are divided */
-		double beta; /* weight of the divergence from the reference; 0: there is none */
-		double epsilon, epsilon_high; /* epsilon_high 0: epsilon, or of cispo 5 */
-		int64_t iterations;           /* steps on the same completions */
-		bool mask_truncated;          /* completions that have not ended do not count */
-		int64_t sequences;            /* generated at once on a rank; 0: all of a step */
-		char *reference;              /* Hugging Face directory; default: model.path */
-		int64_t log_completions;      /* of each logged step, to completions.jsonl */
-	} grpo;
+	struct run_policy grpo, ppo; /* run_config_policy */
 
 	struct {
 		char *strategy; /* ddp zero1 zero2 zero3 hybrid auto */
@@ -235,6 +247,12 @@ bool run_config_unknown_key(const json_t *json, char *buf, size_t size);
 const char *run_task_name(enum run_task task);
 bool run_task_prefers(enum run_task task); /* learns from preferences */
 bool run_task_trains(enum run_task task);  /* trains a model with the native engine */
+bool run_task_rewards(enum run_task task); /* learns from the rewards of completions */
+/* The group of a task that does so; of another, that of grpo. Its keys begin with run_task_name. */
+static inline const struct run_policy *run_config_policy(const struct run_config *c)
+{
+	return c->task == RUN_PPO ? &c->ppo : &c->grpo;
+}
 bool run_task_by_name(const char *name, enum run_task *out);
 
 /* One "NAME=VALUE" into config->environment, in the place of another with that name (keep: unless there is

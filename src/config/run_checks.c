@@ -142,11 +142,11 @@ static int check_parallel(const struct run_config *c, const char *where, struct 
 		if (check_degree("shard_degree", degree, n * each, where, err) < 0 ||
 		    check_degree("sequence_degree", c->parallel.sequence_degree, n * each, where, err) < 0)
 			return -EINVAL;
-	if (c->parallel.sequence_degree > 1 && c->task == RUN_GRPO)
+	if (c->parallel.sequence_degree > 1 && run_task_rewards(c->task))
 		return error_set(err, -EINVAL,
-		                 "%s: parallel.sequence_degree: has no effect with task = \"grpo\", whose "
+		                 "%s: parallel.sequence_degree: has no effect with task = \"%s\", whose "
 		                 "completions each rank generates by itself; leave it out",
-		                 where);
+		                 where, run_task_name(c->task));
 	if (c->parallel.offload_dir && !strcmp(c->parallel.offload, "none"))
 		return error_set(
 		    err, -EINVAL,
@@ -363,16 +363,17 @@ static int check_distillation(const struct run_config *c, const char *where, str
 static int check_groups(const struct run_config *c, const char *where, struct error *err)
 {
 	struct key_range nodes = c->resources.nodes;
-	int64_t each = c->train.micro_batch * c->train.accumulation, generations = c->grpo.generations;
+	int64_t each = c->train.micro_batch * c->train.accumulation,
+	        generations = run_config_policy(c)->generations;
 
 	for (int64_t n = nodes.low; n <= nodes.high; n++)
 		if (each * nodes.high / n % generations)
 			return error_set(
 			    err, -EINVAL,
-			    "%s: grpo.generations: a rank makes train.micro_batch times train.accumulation = "
+			    "%s: %s.generations: a rank makes train.micro_batch times train.accumulation = "
 			    "%lld completions for a step%s, which is no multiple of %lld; expected one, such "
 			    "as train.accumulation = %lld with train.micro_batch = 1",
-			    where, (long long)(each * nodes.high / n),
+			    where, run_task_name(c->task), (long long)(each * nodes.high / n),
 			    nodes.low < nodes.high ? ", with some number of nodes" : "",
 			    (long long)generations,
 			    (long long)(generations * nearest_accumulation(nodes, 1)));
@@ -383,68 +384,100 @@ static int check_groups(const struct run_config *c, const char *where, struct er
 static int check_multiple(const struct run_config *c, const char *key, int64_t steps, const char *where,
                           struct error *err)
 {
-	int64_t n = c->grpo.iterations;
+	int64_t n = run_config_policy(c)->iterations;
 
 	if (steps % n == 0)
 		return 0;
 	return error_set(
 	    err, -EINVAL,
-	    "%s: %s: %lld is no multiple of grpo.iterations, which is %lld, and completions are not "
+	    "%s: %s: %lld is no multiple of %s.iterations, which is %lld, and completions are not "
 	    "saved; expected one, such as %lld",
-	    where, key, (long long)steps, (long long)n, (long long)((steps + n - 1) / n * n));
+	    where, key, (long long)steps, run_task_name(c->task), (long long)n,
+	    (long long)((steps + n - 1) / n * n));
 }
 
-static int check_grpo(const struct run_config *c, const char *where, struct error *err)
+/* Keys of other groups, which tasks that learn from rewards do not read. */
+static int check_without_rewards(const struct run_config *c, const char *where, struct error *err)
 {
 	const struct {
 		bool wrong;
 		const char *key, *words;
-	} checks[] = {
-	    {c->data.packing, "data.packing",
-	     "has no effect with task = \"grpo\", whose rows are prompts; leave it out"},
-	    {c->data.train_on_prompt, "data.train_on_prompt",
-	     "has no effect with task = \"grpo\": completions alone count; leave it out"},
-	    {c->data.mask_history, "data.mask_history",
-	     "has no effect with task = \"grpo\": completions alone count; leave it out"},
-	    {c->distillation.teacher, "distillation.teacher",
-	     "is for the tasks pretrain and sft; leave it out"},
-	    {c->train.neftune_alpha > 0, "train.neftune_alpha",
-	     "is for the tasks pretrain and sft; leave it out"},
-	    {c->train.label_smoothing > 0, "train.label_smoothing",
-	     "is for the tasks pretrain and sft; leave it out"},
-	    {c->train.router_loss > 0, "train.router_loss",
-	     "is for the tasks pretrain and sft; leave it out"},
-	    {!str_eq(c->train.loss, "cross_entropy"), "train.loss",
-	     "is for the tasks pretrain and sft; leave it out, or set grpo.loss"},
-	    {str_eq(c->train.precision, "fp8"), "train.precision",
-	     "\"fp8\" is not there for the task grpo; expected auto, fp32, bf16 or fp16"},
-	    {str_eq(c->parallel.trial, "always"), "parallel.trial",
-	     "steps of the task grpo cannot be tried without its rewards; leave it out"},
-	    {c->grpo.top_p <= 0, "grpo.top_p", "0 leaves no token to choose; expected a number above 0"},
-	    {c->grpo.beta > 0 && !c->model.path && !c->grpo.reference, "grpo.beta",
-	     "needs a reference model, and weights from nothing are none; name one with grpo.reference"},
-	    {c->grpo.beta == 0 && c->grpo.reference, "grpo.reference",
-	     "has no effect with grpo.beta = 0; leave it out, or set grpo.beta"},
-	    {str_eq(c->grpo.loss, "cispo") && c->grpo.epsilon_high > 0 && c->grpo.epsilon_high < 1,
-	     "grpo.epsilon_high", "is the highest ratio of the loss cispo; expected at least 1"},
-	};
-	int r;
+	} idle[] =
+	    {
+	        {c->data.packing, "data.packing", ", whose rows are prompts"},
+	        {c->data.train_on_prompt, "data.train_on_prompt", ": completions alone count"},
+	        {c->data.mask_history, "data.mask_history", ": completions alone count"},
+	    },
+	  checks[] = {
+	      {c->distillation.teacher, "distillation.teacher",
+	       "is for the tasks pretrain and sft; leave it out"},
+	      {c->train.neftune_alpha > 0, "train.neftune_alpha",
+	       "is for the tasks pretrain and sft; leave it out"},
+	      {c->train.label_smoothing > 0, "train.label_smoothing",
+	       "is for the tasks pretrain and sft; leave it out"},
+	      {c->train.router_loss > 0, "train.router_loss",
+	       "is for the tasks pretrain and sft; leave it out"},
+	      {!str_eq(c->train.loss, "cross_entropy"), "train.loss",
+	       c->task == RUN_GRPO ? "is for the tasks pretrain and sft; leave it out, or set grpo.loss"
+	                           : "is for the tasks pretrain and sft; leave it out"},
+	      {str_eq(c->train.precision, "fp8"), "train.precision",
+	       "\"fp8\" is not there for tasks that learn from rewards; expected auto, fp32, bf16 or fp16"},
+	      {str_eq(c->parallel.trial, "always"), "parallel.trial",
+	       "steps that learn from rewards cannot be tried without these; leave it out"},
+	  };
 
-	if (c->task != RUN_GRPO)
-		return 0;
-	if (c->grpo.reward_model && !*c->grpo.reward_model)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: grpo.reward_model: is empty; name the directory of a model, or leave it out", where);
-	if (c->grpo.reward ? !c->grpo.reward[0] || !c->grpo.reward[0][0] : !c->grpo.reward_model)
-		return need(NULL, where, "grpo.reward",
-		            "name the program that gives completions their rewards, with its arguments: "
-		            "[ \"python3\", \"reward.py\" ], or set grpo.reward_model",
-		            err);
+	for (size_t i = 0; i < ARRAY_SIZE(idle); i++)
+		if (idle[i].wrong)
+			return error_set(err, -EINVAL,
+			                 "%s: %s: has no effect with task = \"%s\"%s; leave it out", where,
+			                 idle[i].key, run_task_name(c->task), idle[i].words);
 	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
 		if (checks[i].wrong)
 			return error_set(err, -EINVAL, "%s: %s: %s", where, checks[i].key, checks[i].words);
-	if ((r = check_multiple(c, "output.save_steps", c->output.save_steps, where, err)) < 0 ||
+	return 0;
+}
+
+/* Keys of the task's own group. */
+static int check_policy(const struct run_config *c, const char *where, struct error *err)
+{
+	const struct run_policy *p = run_config_policy(c);
+	const char *task = run_task_name(c->task);
+	const struct {
+		bool wrong;
+		const char *key, *words;
+	} checks[] = {
+	    {p->reward_model && !*p->reward_model, "reward_model",
+	     "is empty; name the directory of a model, or leave it out"},
+	    {p->reward ? !p->reward[0] || !p->reward[0][0] : !p->reward_model, "reward",
+	     "missing; name the program that gives completions their rewards, with its arguments: "
+	     "[ \"python3\", \"reward.py\" ], or set reward_model"},
+	    {p->top_p <= 0, "top_p", "0 leaves no token to choose; expected a number above 0"},
+	    {p->beta > 0 && !c->model.path && !p->reference, "beta",
+	     "needs a reference model, and weights from nothing are none; name one with reference, or set "
+	     "beta = 0"},
+	    {p->beta == 0 && p->reference, "reference",
+	     "has no effect with beta = 0; leave it out, or set beta"},
+	    {str_eq(p->loss, "cispo") && p->epsilon_high > 0 && p->epsilon_high < 1, "epsilon_high",
+	     "is the highest ratio of the loss cispo; expected at least 1"},
+	    {p->value_learning_rate > 0 && c->train.learning_rate == 0, "value_learning_rate",
+	     "has no effect with train.learning_rate = 0; leave it out"},
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
+		if (checks[i].wrong)
+			return error_set(err, -EINVAL, "%s: %s.%s: %s", where, task, checks[i].key,
+			                 checks[i].words);
+	return 0;
+}
+
+static int check_rewards(const struct run_config *c, const char *where, struct error *err)
+{
+	int r;
+
+	if (!run_task_rewards(c->task))
+		return 0;
+	if ((r = check_policy(c, where, err)) < 0 || (r = check_without_rewards(c, where, err)) < 0 ||
+	    (r = check_multiple(c, "output.save_steps", c->output.save_steps, where, err)) < 0 ||
 	    (r = check_multiple(c, "train.max_steps", c->train.max_steps, where, err)) < 0)
 		return r;
 	return check_groups(c, where, err);
@@ -510,7 +543,7 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		return error_set(err, -EINVAL,
 		                 "%s: train.epochs: 0 epochs and no train.max_steps: nothing to do", where);
 	if (check_preference(c, where, err) < 0 || check_distillation(c, where, err) < 0 ||
-	    check_range(c, where, err) < 0 || check_grpo(c, where, err) < 0)
+	    check_range(c, where, err) < 0 || check_rewards(c, where, err) < 0)
 		return -EINVAL;
 	return check_parallel(c, where, err);
 }

@@ -4,9 +4,9 @@
 #include "config/run.h"
 
 static const char *const task_names[] = {
-    [RUN_PRETRAIN] = "pretrain", [RUN_SFT] = "sft",        [RUN_DPO] = "dpo",       [RUN_ORPO] = "orpo",
-    [RUN_SIMPO] = "simpo",       [RUN_KTO] = "kto",        [RUN_REWARD] = "reward", [RUN_GRPO] = "grpo",
-    [RUN_GENERATE] = "generate", [RUN_COMMAND] = "command"};
+    [RUN_PRETRAIN] = "pretrain", [RUN_SFT] = "sft",           [RUN_DPO] = "dpo",        [RUN_ORPO] = "orpo",
+    [RUN_SIMPO] = "simpo",       [RUN_KTO] = "kto",           [RUN_REWARD] = "reward",  [RUN_GRPO] = "grpo",
+    [RUN_PPO] = "ppo",           [RUN_GENERATE] = "generate", [RUN_COMMAND] = "command"};
 
 const char *run_task_name(enum run_task task)
 {
@@ -20,7 +20,12 @@ bool run_task_prefers(enum run_task task)
 
 bool run_task_trains(enum run_task task)
 {
-	return task == RUN_PRETRAIN || task == RUN_SFT || task == RUN_GRPO || run_task_prefers(task);
+	return task == RUN_PRETRAIN || task == RUN_SFT || run_task_rewards(task) || run_task_prefers(task);
+}
+
+bool run_task_rewards(enum run_task task)
+{
+	return task == RUN_GRPO || task == RUN_PPO;
 }
 
 bool run_task_by_name(const char *name, enum run_task *out)

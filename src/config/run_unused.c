@@ -18,8 +18,8 @@ static bool is_one_of(const char *text, const char *const *list, size_t count)
 /* A section, or a key, that a task does not read; NULL: it reads all. */
 static const char *reader_of(const struct run_config *c, const struct key *k)
 {
-	static const char *const trains[] = {"data",       "model", "train",   "lora",
-	                                     "preference", "grpo",  "parallel"};
+	static const char *const trains[] = {"data",       "model", "train", "lora",
+	                                     "preference", "grpo",  "ppo",   "parallel"};
 
 	/* Where the output of a command is, `dtrain show` and `dtrain watch` want to know. */
 	if (c->task == RUN_COMMAND && (is_one_of(k->section, trains, ARRAY_SIZE(trains)) ||
@@ -31,6 +31,8 @@ static const char *reader_of(const struct run_config *c, const struct key *k)
 		return "it is for the tasks dpo, orpo, simpo, kto and reward";
 	if (run_task_trains(c->task) && c->task != RUN_GRPO && str_eq(k->section, "grpo"))
 		return "it is for task = \"grpo\"";
+	if (run_task_trains(c->task) && c->task != RUN_PPO && str_eq(k->section, "ppo"))
+		return "it is for task = \"ppo\"";
 	return NULL;
 }
 

@@ -133,12 +133,19 @@ static void check_tuning(struct check *k, const struct model_config *model)
 	           from ? ", from the adapter in " : "", from ? from : "");
 }
 
+/* Tokens that a row may have, with a completion where there is one. */
+static int64_t longest_row(const struct run_config *c)
+{
+	return c->data.max_length + (run_task_rewards(c->task) ? run_config_policy(c)->max_new_tokens : 0);
+}
+
 static void check_model(struct check *k)
 {
 	const char *path = k->c->model.path ? k->c->model.path : k->c->model.init;
 	const char *key = k->c->model.path ? "model.path" : "model.init";
 	struct error err = ERROR_INIT;
 	struct model_config model;
+	int64_t row = longest_row(k->c);
 	char size[120];
 	int r = 0, before;
 
@@ -159,15 +166,12 @@ static void check_model(struct check *k)
 	before = k->wrong;
 	if (run_task_trains(k->c->task)) {
 		k->vocab_size = model.vocab;
-		if (k->c->task == RUN_GRPO &&
-		    k->c->data.max_length + k->c->grpo.max_new_tokens > model.max_positions)
-			print_good(
-			    k, "warning",
-			    "data.max_length and grpo.max_new_tokens are %lld together, but the model's "
-			    "max_position_embeddings is %lld: completions of long prompts are cut off "
-			    "before they have grpo.max_new_tokens",
-			    (long long)(k->c->data.max_length + k->c->grpo.max_new_tokens),
-			    (long long)model.max_positions);
+		if (row > k->c->data.max_length && row > model.max_positions)
+			print_good(k, "warning",
+			           "data.max_length and %s.max_new_tokens are %lld together, but the model's "
+			           "max_position_embeddings is %lld: completions of long prompts are cut off "
+			           "before they have as many tokens",
+			           run_task_name(k->c->task), (long long)row, (long long)model.max_positions);
 		else if (k->c->data.max_length > model.max_positions)
 			print_good(k, "warning",
 			           "data.max_length is %lld, but the model's max_position_embeddings is "
@@ -250,7 +254,7 @@ static int compare_tokenizers(struct check *k, struct tokenizer *tok, const stru
 static void check_other(struct check *k, struct tokenizer *tok)
 {
 	const char *path = options_other_path(k->c), *key = options_other_key(k->c);
-	int64_t row = k->c->data.max_length + (k->c->task == RUN_GRPO ? k->c->grpo.max_new_tokens : 0);
+	int64_t row = longest_row(k->c);
 	struct train_options o;
 	struct model_config model;
 	struct error err = ERROR_INIT;
@@ -265,7 +269,7 @@ static void check_other(struct check *k, struct tokenizer *tok)
 		print_wrong(k, key, &err);
 		return;
 	}
-	print_good(k, k->c->task == RUN_GRPO ? "rewards" : "teacher", "%s: %s, %d layers, %s", path,
+	print_good(k, run_task_rewards(k->c->task) ? "rewards" : "teacher", "%s: %s, %d layers, %s", path,
 	           model.family, model.layers, model_size_words(size, sizeof(size), &model));
 	if (row > model.max_positions)
 		print_good(k, "warning",
@@ -403,7 +407,7 @@ static void check_data(struct check *k)
 	    .format = k->c->data.format,
 	    .columns_json = k->c->data.columns,
 	    .tags_json = k->c->data.tags,
-	    .kept_columns = (const char *const *)k->c->grpo.columns,
+	    .kept_columns = (const char *const *)run_config_policy(k->c)->columns,
 	};
 	struct source_list list = {0};
 	struct error err = ERROR_INIT;
@@ -434,7 +438,7 @@ static void check_data(struct check *k)
 		                                               : source_format_name(list.items[i].format));
 	if (list.count > FILES_SHOWN)
 		print_good(k, "data", "and %zu more files", list.count - FILES_SHOWN);
-	if (run_task_prefers(k->c->task) || k->c->task == RUN_GRPO)
+	if (run_task_prefers(k->c->task) || run_task_rewards(k->c->task))
 		check_examples(k, &list);
 	source_list_free(&list);
 }
@@ -547,6 +551,20 @@ static void check_program(struct check *k, const char *key, const char *program)
 		print_good(k, "program", "%s", found ? found : program);
 }
 
+/* What gives completions their rewards, and what they are not to leave. */
+static void check_policy(struct check *k)
+{
+	const struct run_policy *p = run_config_policy(k->c);
+	char key[32];
+
+	snprintf(key, sizeof(key), "%s.reference", run_task_name(k->c->task));
+	if (p->reference)
+		check_reference(k, key, p->reference);
+	snprintf(key, sizeof(key), "%s.reward", run_task_name(k->c->task));
+	if (p->reward)
+		check_program(k, key, p->reward[0]);
+}
+
 static void check_all(struct check *k)
 {
 	bool trains = run_task_trains(k->c->task), chats = trains && k->c->task != RUN_PRETRAIN;
@@ -573,10 +591,8 @@ static void check_all(struct check *k)
 		check_tool_prompt(k);
 	if (k->c->preference.reference)
 		check_reference(k, "preference.reference", k->c->preference.reference);
-	if (k->c->grpo.reference)
-		check_reference(k, "grpo.reference", k->c->grpo.reference);
-	if (k->c->grpo.reward)
-		check_program(k, "grpo.reward", k->c->grpo.reward[0]);
+	if (run_task_rewards(k->c->task))
+		check_policy(k);
 	if (options_other_path(k->c))
 		check_other(k, tok);
 	if (trains) {

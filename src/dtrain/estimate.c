@@ -570,8 +570,9 @@ static int check_tuning(const struct subject *s, struct error *err)
 /* Where only the nodes have it, they look for it. */
 static int take_other(struct subject *s, struct error *err)
 {
-	char **key =
-	    s->config->task == RUN_GRPO ? &s->config->grpo.reward_model : &s->config->distillation.teacher;
+	char **key = s->config->task == RUN_GRPO  ? &s->config->grpo.reward_model
+	             : s->config->task == RUN_PPO ? &s->config->ppo.reward_model
+	                                          : &s->config->distillation.teacher;
 	char *path = *key ? str_path_join(s->config->directory, *key) : NULL;
 
 	if (*key && !path)

@@ -171,9 +171,10 @@ static int start_preflight(struct start *x, struct error *err)
 	if (q->native) {
 		what.model = q->config->model.path ? q->config->model.path : q->config->model.init;
 		what.teacher = q->config->distillation.teacher;
-		what.reward_model = q->config->grpo.reward_model;
-		what.reference =
-		    q->config->grpo.reference ? q->config->grpo.reference : q->config->preference.reference;
+		what.reward_model = run_config_policy(q->config)->reward_model;
+		what.reference = run_config_policy(q->config)->reference;
+		if (!what.reference)
+			what.reference = q->config->preference.reference;
 		what.offload_dir = q->config->parallel.offload_dir;
 		what.socket = config->socket;
 		if (q->node_rank == 0) /* rank 0 writes */

@@ -18,7 +18,7 @@ enum dataset_task options_dataset_task(enum run_task task)
 {
 	return task == RUN_KTO          ? DATASET_LABELS
 	       : run_task_prefers(task) ? DATASET_PAIRS
-	       : task == RUN_GRPO       ? DATASET_PROMPTS
+	       : run_task_rewards(task) ? DATASET_PROMPTS
 	       : task == RUN_SFT        ? DATASET_SFT
 	                                : DATASET_PRETRAIN;
 }
@@ -42,34 +42,44 @@ static void read_preference(const struct run_config *c, struct preference_option
 	                                   .undesirable_weight = c->preference.undesirable_weight};
 }
 
+static enum policy_loss policy_loss(const struct run_config *c)
+{
+	return c->task == RUN_PPO                ? POLICY_PPO
+	       : str_eq(c->grpo.loss, "cispo")   ? POLICY_CISPO
+	       : str_eq(c->grpo.loss, "grpo")    ? POLICY_GRPO
+	       : str_eq(c->grpo.loss, "dr_grpo") ? POLICY_DR_GRPO
+	                                         : POLICY_DAPO;
+}
+
 static void read_policy(const struct run_config *c, struct policy_options *out)
 {
-	bool cispo = str_eq(c->grpo.loss, "cispo");
+	const struct run_policy *p = run_config_policy(c);
+	enum policy_loss loss = policy_loss(c);
 
-	if (c->task != RUN_GRPO)
+	if (!run_task_rewards(c->task))
 		return;
-	*out = (struct policy_options){.generations = (int)c->grpo.generations,
-	                               .max_tokens = c->grpo.max_new_tokens,
-	                               .sequences = (int)c->grpo.sequences,
-	                               .temperature = c->grpo.temperature,
-	                               .top_k = c->grpo.top_k,
-	                               .top_p = c->grpo.top_p,
-	                               .min_p = c->grpo.min_p,
-	                               .beta = c->grpo.beta,
-	                               .epsilon = {c->grpo.epsilon, c->grpo.epsilon_high > 0
-	                                                                ? c->grpo.epsilon_high
-	                                                            : cispo ? CISPO_HIGHEST
-	                                                                    : c->grpo.epsilon},
-	                               .iterations = (int)c->grpo.iterations,
-	                               .loss = cispo                             ? POLICY_CISPO
-	                                       : str_eq(c->grpo.loss, "grpo")    ? POLICY_GRPO
-	                                       : str_eq(c->grpo.loss, "dr_grpo") ? POLICY_DR_GRPO
-	                                                                         : POLICY_DAPO,
-	                               .scale = str_eq(c->grpo.scale, "batch")  ? POLICY_SCALE_BATCH
-	                                        : str_eq(c->grpo.scale, "none") ? POLICY_SCALE_NONE
-	                                                                        : POLICY_SCALE_GROUP,
-	                               .of_sequences = str_eq(c->grpo.level, "sequence"),
-	                               .mask_unfinished = c->grpo.mask_truncated};
+	*out = (struct policy_options){.generations = (int)p->generations,
+	                               .max_tokens = p->max_new_tokens,
+	                               .sequences = (int)p->sequences,
+	                               .temperature = p->temperature,
+	                               .top_k = p->top_k,
+	                               .top_p = p->top_p,
+	                               .min_p = p->min_p,
+	                               .beta = p->beta,
+	                               .epsilon = {p->epsilon, p->epsilon_high > 0    ? p->epsilon_high
+	                                                       : loss == POLICY_CISPO ? CISPO_HIGHEST
+	                                                                              : p->epsilon},
+	                               .iterations = (int)p->iterations,
+	                               .loss = loss,
+	                               .scale = str_eq(p->scale, "batch")  ? POLICY_SCALE_BATCH
+	                                        : str_eq(p->scale, "none") ? POLICY_SCALE_NONE
+	                                                                   : POLICY_SCALE_GROUP,
+	                               .of_sequences = str_eq(p->level, "sequence"),
+	                               .mask_unfinished = p->mask_truncated,
+	                               .gamma = p->gamma,
+	                               .lambda = p->lambda,
+	                               .value_weight = p->value_weight,
+	                               .value_epsilon = p->value_epsilon};
 }
 
 void options_dataset(const struct run_config *c, const char *cache_dir, struct dataset_options *out)
@@ -92,7 +102,7 @@ void options_dataset(const struct run_config *c, const char *cache_dir, struct d
 	    .mask_history = c->data.mask_history,
 	    .efficient_eos = c->data.efficient_eos,
 	    .margins = c->task == RUN_REWARD,
-	    .kept_columns = (const char *const *)c->grpo.columns,
+	    .kept_columns = (const char *const *)run_config_policy(c)->columns,
 	    .max_samples = c->data.max_samples,
 	    .eval_fraction = c->data.eval_fraction,
 	    .seed = c->train.seed,
@@ -142,6 +152,7 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
 	out->momentum = c->train.momentum;
 	out->nesterov = c->train.nesterov;
 	out->embedding_rate = c->train.embedding_learning_rate;
+	out->value_rate = c->task == RUN_PPO ? c->ppo.value_learning_rate : 0;
 	out->scale_rate = str_eq(c->train.scale_lr, "linear") ? TRAIN_SCALE_LINEAR
 	                  : str_eq(c->train.scale_lr, "sqrt") ? TRAIN_SCALE_SQRT
 	                                                      : TRAIN_SCALE_NONE;
@@ -238,12 +249,13 @@ static int refuse_others(const char *path, struct error *err)
 
 const char *options_other_path(const struct run_config *c)
 {
-	return c->task == RUN_GRPO ? c->grpo.reward_model : c->distillation.teacher;
+	return run_task_rewards(c->task) ? run_config_policy(c)->reward_model : c->distillation.teacher;
 }
 
 const char *options_other_key(const struct run_config *c)
 {
 	return !options_other_path(c) ? NULL
+	       : c->task == RUN_PPO   ? "ppo.reward_model"
 	       : c->task == RUN_GRPO  ? "grpo.reward_model"
 	                              : "distillation.teacher";
 }
@@ -252,7 +264,7 @@ int options_other_model(const struct run_config *c, struct model_config *other, 
                         struct error *err)
 {
 	const char *path = options_other_path(c), *key = options_other_key(c);
-	bool scores = c->task == RUN_GRPO;
+	bool scores = run_task_rewards(c->task);
 	int r;
 
 	if (!path)
@@ -279,25 +291,27 @@ int options_other_model(const struct run_config *c, struct model_config *other, 
 
 int options_other_length(const struct run_config *c, const struct model_config *other, struct error *err)
 {
+	bool rewards = run_task_rewards(c->task);
 	int64_t row =
-	    c->data.max_length + (c->task == RUN_GRPO ? c->grpo.max_new_tokens + POLICY_CLOSING_MOST : 0);
+	    c->data.max_length + (rewards ? run_config_policy(c)->max_new_tokens + POLICY_CLOSING_MOST : 0);
 
 	if (!other->learned_positions || row <= other->max_positions)
 		return 0;
 	return error_set(err, -EINVAL,
-	                 "%s has %lld positions, fewer than %s, which is %lld; lower it, or name "
-	                 "another %s",
-	                 options_other_path(c), (long long)other->max_positions,
-	                 c->task == RUN_GRPO ? "data.max_length with grpo.max_new_tokens" : "data.max_length",
-	                 (long long)row, c->task == RUN_GRPO ? "reward model" : "teacher");
+	                 "%s has %lld positions, fewer than data.max_length%s%s%s, which is %lld; lower it, "
+	                 "or name another %s",
+	                 options_other_path(c), (long long)other->max_positions, rewards ? " with " : "",
+	                 rewards ? run_task_name(c->task) : "", rewards ? ".max_new_tokens" : "",
+	                 (long long)row, rewards ? "reward model" : "teacher");
 }
 
 int64_t options_longest_row(const struct run_config *c, const struct model_config *model)
 {
 	int64_t prompt = c->data.max_length;
 
-	return c->task == RUN_GRPO ? MAX(MIN(prompt + c->grpo.max_new_tokens, model->max_positions), 2)
-	                           : prompt;
+	return run_task_rewards(c->task)
+	           ? MAX(MIN(prompt + run_config_policy(c)->max_new_tokens, model->max_positions), 2)
+	           : prompt;
 }
 
 char *options_config(const struct run_config *c)

@@ -35,7 +35,7 @@ static int list_modules(struct training *t, struct error *err)
 			name--;
 		if (p->part == PART_LORA_A && end)
 			r = add_once(t->targets, name, (size_t)(end - name), err);
-		else if (p->part == PART_WEIGHT && !p->frozen)
+		else if (p->part == PART_WEIGHT && !p->frozen && !p->in_state)
 			r = add_once(t->whole, p->name, (size_t)(strrchr(p->name, '.') - p->name), err);
 	}
 	return r;

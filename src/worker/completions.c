@@ -58,7 +58,7 @@ static int add_answer(json_t *line, bool columns, const struct rollout *one, str
 int completion_describe(json_t *line, const struct run_config *config, const struct tokenizer *tok,
                         const struct rollout *one, struct error *err)
 {
-	bool columns = config->grpo.columns != NULL;
+	bool columns = run_config_policy(config)->columns != NULL;
 	int r;
 
 	if ((r = add_text(line, "prompt", tok, one->ids, one->prompt, false, err)) < 0 ||
@@ -100,7 +100,8 @@ int completions_write(void *context, int64_t step, const struct rollout *rollout
 	const struct completions *c = context;
 	int r = 0;
 
-	for (int64_t i = 0; c->path && i < MIN(n, c->config->grpo.log_completions) && r == 0; i++) {
+	for (int64_t i = 0; c->path && i < MIN(n, run_config_policy(c->config)->log_completions) && r == 0;
+	     i++) {
 		_cleanup_json_ json_t *line = json_pack("{s:I}", "step", (json_int_t)step);
 		_cleanup_strbuf_ struct strbuf text = {0};
 

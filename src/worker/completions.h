@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Completions as JSON: for the program that gives rewards, and, for those who want to see what the model
- * generates, in completions.jsonl of the output directory (grpo.log_completions). */
+ * generates, in completions.jsonl of the output directory (the key log_completions of their group). */
 #pragma once
 
 #include <jansson.h>
@@ -11,7 +11,7 @@
 #include "engine/tokenizer/tokenizer.h"
 #include "engine/train/policy.h"
 
-/* Adds the members prompt, completion, answer, columns (with grpo.columns), finished, held_out and row. A
+/* Adds the members prompt, completion, answer, columns (with the key columns), finished, held_out and row. A
  * model may write any byte: what is no UTF-8 is replaced. */
 int completion_describe(json_t *line, const struct run_config *config, const struct tokenizer *tok,
                         const struct rollout *one, struct error *err);

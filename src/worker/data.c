@@ -37,12 +37,13 @@ static void print_warning(void *context, const char *message)
 /* A document that is longer than the model has seen is no error, but is reported. */
 static void warn_of_length(const struct training *t)
 {
-	if (training_first_rank(t) && t->c->task == RUN_GRPO &&
-	    t->c->data.max_length + t->c->grpo.max_new_tokens > t->model.max_positions)
-		printf("warning: data.max_length and grpo.max_new_tokens are %" PRId64
+	int64_t row = t->c->data.max_length + run_config_policy(t->c)->max_new_tokens;
+
+	if (training_first_rank(t) && run_task_rewards(t->c->task) && row > t->model.max_positions)
+		printf("warning: data.max_length and %s.max_new_tokens are %" PRId64
 		       " together, but the model's max_position_embeddings is %" PRId64
-		       ": completions of long prompts are cut off before they have grpo.max_new_tokens\n",
-		       t->c->data.max_length + t->c->grpo.max_new_tokens, t->model.max_positions);
+		       ": completions of long prompts are cut off before they have as many tokens\n",
+		       run_task_name(t->c->task), row, t->model.max_positions);
 	else if (training_first_rank(t) && t->c->data.max_length > t->model.max_positions)
 		printf("warning: data.max_length is %" PRId64
 		       ", but the model's max_position_embeddings is %" PRId64 "\n",
@@ -103,7 +104,7 @@ static void digest_inputs(struct training *t)
 	in[INPUT_CONFIG] =
 	    (struct agreement_item){"the model's configuration", t->config, model_config_digest(&t->model)};
 	in[INPUT_OTHER] = (struct agreement_item){
-	    t->c->task == RUN_GRPO ? "the reward model's configuration" : "the teacher's configuration",
+	    run_task_rewards(t->c->task) ? "the reward model's configuration" : "the teacher's configuration",
 	    other ? other : "", other ? model_config_digest(&t->other) : 0};
 	in[INPUT_TOKENIZER] = (struct agreement_item){
 	    "the tokenizer", t->tokenizer, hash_bytes(special, sizeof(special), tokenizer_hash(t->tok))};
@@ -142,7 +143,7 @@ static void print_answers(const struct training *t)
 {
 	int64_t n = 0;
 
-	if (!t->c->grpo.reward)
+	if (!run_config_policy(t->c)->reward)
 		return;
 	for (int64_t i = 0; i < dataset_rows(t->data); i++)
 		n += dataset_row_counted(t->data, i) > 0;
@@ -223,7 +224,7 @@ static int open_policy(struct training *t, const struct template *template, stru
 		return error_oom(err);
 	if (t->ends.len == 0 && training_first_rank(t))
 		printf("warning: neither the tokenizer nor the template has a token that ends an answer: all "
-		       "completions have grpo.max_new_tokens\n");
+		       "completions have max_new_tokens\n");
 	if ((r = find_closing(t, template, err)) < 0)
 		return r;
 	o->stops = t->ends.ids;
@@ -231,7 +232,7 @@ static int open_policy(struct training *t, const struct template *template, stru
 	o->ids = tokenizer_vocab_size(t->tok);
 	o->on_rewards = completions_write;
 	o->on_rewards_context = &t->completions;
-	if (!t->c->grpo.reward)
+	if (!run_config_policy(t->c)->reward)
 		return 0;
 	o->reward = rewards_give;
 	o->reward_context = &t->rewards;
@@ -244,7 +245,7 @@ static int choose_template(struct training *t, struct error *err)
 	_cleanup_(template_choice_clear) struct template_choice choice = {.source = TEMPLATE_NAMED};
 	const struct jinja_options how = {.efficient_eos = t->c->data.efficient_eos,
 	                                  .without_thoughts = t->c->data.mask_history ||
-	                                                      t->c->task == RUN_GRPO ||
+	                                                      run_task_rewards(t->c->task) ||
 	                                                      run_task_prefers(t->c->task)};
 	int r;
 
@@ -257,7 +258,7 @@ static int choose_template(struct training *t, struct error *err)
 		printf("template: %s (%s)\n", choice.template.name, choice.reason);
 	if (t->c->task != RUN_REWARD && (r = template_stops(t->tok, &choice.template, &t->stops, err)) < 0)
 		return r;
-	if (t->c->task == RUN_GRPO && (r = open_policy(t, &choice.template, err)) < 0)
+	if (run_task_rewards(t->c->task) && (r = open_policy(t, &choice.template, err)) < 0)
 		return r;
 	return jinja_for_training(&choice, t->tok, t->c->data.system, &how, &t->chat_template, err);
 }
@@ -316,7 +317,7 @@ int training_open_data(struct training *t, struct error *err)
 	warn_of_padding(t);
 	options_dataset(t->c, cache, &o);
 	/* A prompt has to leave room for a token. */
-	if (t->c->task == RUN_GRPO)
+	if (run_task_rewards(t->c->task))
 		o.max_length = (int)MIN(o.max_length, MAX(t->model.max_positions - 1, 1));
 	o.progress = print_progress;
 	o.warn = print_warning;
@@ -324,7 +325,7 @@ int training_open_data(struct training *t, struct error *err)
 	r = dataset_open(&o, t->tok, &t->data, &t->eval, err);
 	if (r == 0 && training_first_rank(t))
 		print_data(t);
-	if (r == 0 && training_first_rank(t) && t->c->task == RUN_GRPO)
+	if (r == 0 && training_first_rank(t) && run_task_rewards(t->c->task))
 		print_answers(t);
 	if (r == 0 && training_first_rank(t) && t->c->task == RUN_KTO)
 		warn_of_labels(t);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Takes apart the lines of the program of grpo.reward. */
+/* Takes apart the lines of the program that gives rewards. */
 #include "worker/reward_lines.h"
 
 #include <errno.h>
@@ -27,7 +27,7 @@ static int take_reward(struct reward_lines *l, const char *program, double *rewa
 	snprintf(shown, sizeof(shown), "%.60s", l->line);
 	str_make_utf8(shown);
 	return error_set(err, -EINVAL,
-	                 "grpo.reward: %s has written \"%s\"; expected a line with a finite number for each "
+	                 "%s has written \"%s\"; expected a line with a finite number for each "
 	                 "completion",
 	                 program, shown);
 }
@@ -42,7 +42,7 @@ int reward_lines_add(struct reward_lines *l, const char *program, const char *by
 		if (bytes[i] != '\n') {
 			if (l->len + 1 >= sizeof(l->line))
 				return error_set(err, -EINVAL,
-				                 "grpo.reward: %s has written a line of more than %d bytes; "
+				                 "%s has written a line of more than %d bytes; "
 				                 "expected a number",
 				                 program, REWARD_LINE_MOST - 1);
 			l->line[l->len++] = bytes[i];
@@ -51,8 +51,8 @@ int reward_lines_add(struct reward_lines *l, const char *program, const char *by
 		if ((r = take_reward(l, program, &reward, err)) < 0)
 			return r;
 		if (*done == n)
-			return error_set(err, -EINVAL,
-			                 "grpo.reward: %s has written more lines than it was given", program);
+			return error_set(err, -EINVAL, "%s has written more lines than it was given",
+			                 program);
 		rewards[(*done)++] = reward;
 		l->len = 0;
 	}

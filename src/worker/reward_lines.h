@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the program of grpo.reward writes: a line with a number for each completion. It comes in parts of any
- * size. */
+/* What the program that gives rewards writes: a line with a number for each completion. It comes in parts of
+ * any size. */
 #pragma once
 
 #include <stddef.h>

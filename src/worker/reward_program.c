@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starts the program of grpo.reward, writes completions to it and reads its rewards. */
+/* Starts the program that gives rewards, writes completions to it and reads its rewards. */
 #include "worker/reward_program.h"
 
 #include <errno.h>
@@ -84,7 +84,7 @@ int reward_program_start(char *const *argv, struct reward_program **out, struct 
 	p->out = from[0];
 	if (r < 0) {
 		p->pid = 0;
-		return error_errno(err, r, "grpo.reward: cannot start %s", argv[0]);
+		return error_errno(err, r, "cannot start %s", argv[0]);
 	}
 	*out = steal_pointer(p);
 	return 0;
@@ -127,17 +127,14 @@ static int describe_end(struct reward_program *p, struct error *err)
 	int status = 0;
 
 	if (p->pid > 0 && !wait_for_end(p, END_SECONDS, &status))
-		return error_set(err, -EPIPE,
-		                 "grpo.reward: %s has closed its input or output before the run had ended",
+		return error_set(err, -EPIPE, "%s has closed its input or output before the run had ended",
 		                 p->name);
 	if (WIFSIGNALED(status))
-		return error_set(err, -EPIPE, "grpo.reward: %s was ended by %s", p->name,
-		                 strsignal(WTERMSIG(status)));
-	return error_set(
-	    err, -EPIPE,
-	    "grpo.reward: %s has ended with status %d before the run had; it has to read lines until its "
-	    "input ends",
-	    p->name, WEXITSTATUS(status));
+		return error_set(err, -EPIPE, "%s was ended by %s", p->name, strsignal(WTERMSIG(status)));
+	return error_set(err, -EPIPE,
+	                 "%s has ended with status %d before the run had; it has to read lines until its "
+	                 "input ends",
+	                 p->name, WEXITSTATUS(status));
 }
 
 static int write_some(struct reward_program *p, const char *text, size_t len, size_t *written,
@@ -150,7 +147,7 @@ static int write_some(struct reward_program *p, const char *text, size_t len, si
 	else if (errno == EPIPE)
 		return describe_end(p, err);
 	else if (errno != EAGAIN && errno != EINTR)
-		return error_errno(err, -errno, "grpo.reward: cannot write to %s", p->name);
+		return error_errno(err, -errno, "cannot write to %s", p->name);
 	return 0;
 }
 
@@ -163,9 +160,8 @@ static int read_some(struct reward_program *p, int64_t n, int64_t *done, double 
 		return reward_lines_add(&p->lines, p->name, bytes, (size_t)got, n, done, rewards, err);
 	if (got == 0)
 		return describe_end(p, err);
-	return errno == EAGAIN || errno == EINTR
-	           ? 0
-	           : error_errno(err, -errno, "grpo.reward: cannot read from %s", p->name);
+	return errno == EAGAIN || errno == EINTR ? 0
+	                                         : error_errno(err, -errno, "cannot read from %s", p->name);
 }
 
 /* A line more than there were completions, as far as it has come: it may be one of the answers that was
@@ -193,13 +189,12 @@ int reward_program_ask(struct reward_program *p, const char *text, size_t len, i
 		int ready = poll(ends, ARRAY_SIZE(ends), (int)MIN(timeout * 1000, INT32_MAX));
 
 		if (ready < 0 && errno != EINTR)
-			return error_errno(err, -errno, "grpo.reward: cannot wait for %s", p->name);
+			return error_errno(err, -errno, "cannot wait for %s", p->name);
 		if (ready == 0)
-			return error_set(
-			    err, -ETIMEDOUT,
-			    "grpo.reward: %s has given %lld of %lld rewards, and nothing for %g s "
-			    "(parallel.timeout)",
-			    p->name, (long long)done, (long long)n, timeout);
+			return error_set(err, -ETIMEDOUT,
+			                 "%s has given %lld of %lld rewards, and nothing for %g s "
+			                 "(parallel.timeout)",
+			                 p->name, (long long)done, (long long)n, timeout);
 		if (ready > 0 && ends[0].revents)
 			r = read_some(p, n, &done, rewards, err);
 		if (ready > 0 && r == 0 && ends[1].revents)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The program that gives the completions of a run their rewards (grpo.reward). Each rank has one of its own,
- * from its start to its end. It reads a line of JSON for each completion, and writes a
+ * The program that gives the completions of a run their rewards (the key reward of their group). Each rank
+ * has one of its own, from its start to its end. It reads a line of JSON for each completion, and writes a
  * line with a number for each, in the same order. Each line says how many there are at once, so that it may
  * read all of them first, or answer one by one.
  */

@@ -42,11 +42,18 @@ static int add_line(const struct rewards *r, const struct rollout *one, int64_t 
 	return out->failed ? error_oom(err) : 0;
 }
 
+/* Names the key of the program. */
+static int name_key(const struct run_config *config, int r, struct error *err)
+{
+	return r < 0 ? error_prefix(err, "%s.reward", run_task_name(config->task)) : 0;
+}
+
 int rewards_start(struct rewards *r, const struct run_config *config, const struct tokenizer *tok,
                   struct error *err)
 {
 	*r = (struct rewards){.config = config, .tok = tok};
-	return reward_program_start(config->grpo.reward, &r->program, err);
+	return name_key(config, reward_program_start(run_config_policy(config)->reward, &r->program, err),
+	                err);
 }
 
 int rewards_give(void *context, const struct rollout *rollouts, int64_t n, double *rewards, struct error *err)
@@ -57,9 +64,11 @@ int rewards_give(void *context, const struct rollout *rollouts, int64_t n, doubl
 
 	for (int64_t i = 0; i < n && s == 0; i++)
 		s = add_line(r, &rollouts[i], i, n, &lines, err);
-	return s < 0 ? s
-	             : reward_program_ask(r->program, lines.data, lines.len, n, rewards,
-	                                  (double)r->config->parallel.timeout, err);
+	if (s < 0)
+		return s;
+	s = reward_program_ask(r->program, lines.data, lines.len, n, rewards,
+	                       (double)r->config->parallel.timeout, err);
+	return name_key(r->config, s, err);
 }
 
 void rewards_end(struct rewards *r)

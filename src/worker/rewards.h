@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rewards of completions, as policy_options.reward: by the program of grpo.reward, which reads their
+/* The rewards of completions, as policy_options.reward: by the program that the run names, which reads their
  * texts. */
 #pragma once
 

@@ -90,7 +90,7 @@ static int source_fill(void *context, const struct model_parameter *p, int64_t f
 {
 	struct weights_source *s = context;
 
-	if (s->adapter && !p->frozen)
+	if (s->adapter && !p->frozen && !p->in_state)
 		return parameters_fill_saved(s->adapter->tensors, p, first, n, out, err);
 	if (p->part == PART_MAGNITUDE)
 		return model_magnitude_fill(s->layout, nf4_weights_fill, &s->frozen, p, first, n, out, err);
@@ -233,14 +233,16 @@ static int load_frozen(struct training *t, struct whole_model *whole, const char
 static int load_others(struct training *t, struct error *err)
 {
 	struct whole_model *first = trainer_frozen_model(t->trainer);
-	const char *reference = t->c->grpo.reference ? t->c->grpo.reference : t->c->model.path;
-	int r = t->c->task == RUN_GRPO
-	            ? load_frozen(t, first, reference, true, "grpo.reference", err)
+	const struct run_policy *p = run_config_policy(t->c);
+	bool ppo = t->c->task == RUN_PPO;
+	int r = run_task_rewards(t->c->task)
+	            ? load_frozen(t, first, p->reference ? p->reference : t->c->model.path, true,
+	                          ppo ? "ppo.reference" : "grpo.reference", err)
 	            : load_frozen(t, first, t->c->distillation.teacher, false, "distillation.teacher", err);
 
 	return r < 0 ? r
-	             : load_frozen(t, trainer_reward_model(t->trainer), t->c->grpo.reward_model, false,
-	                           "grpo.reward_model", err);
+	             : load_frozen(t, trainer_reward_model(t->trainer), p->reward_model, false,
+	                           ppo ? "ppo.reward_model" : "grpo.reward_model", err);
 }
 
 /* ---- what a preference task knows of its reference model ---- */
@@ -386,8 +388,8 @@ int training_start_weights(struct training *t, struct error *err)
 		return error_set(err, -EINVAL,
 		                 "%s is of step %" PRId64
 		                 ", between the steps on a set of completions, which are not saved; expected "
-		                 "grpo.iterations that divides it, not %d",
-		                 path, state->step, t->options.policy.iterations);
+		                 "%s.iterations that divides it, not %d",
+		                 path, state->step, run_task_name(t->c->task), t->options.policy.iterations);
 	if (state->examples >= 0)
 		trainer_set_origin(t->trainer, state->step, state->examples);
 	if (training_first_rank(t)) {

@@ -377,7 +377,8 @@ static int open_report(struct training *t, struct error *err)
 	                           .resumed_step = saver_resume_state(t->saver)->step,
 	                           .tokens_before = t->tokens_before};
 
-	if (t->c->grpo.log_completions > 0 && t->c->task == RUN_GRPO && training_first_rank(t)) {
+	if (run_config_policy(t->c)->log_completions > 0 && run_task_rewards(t->c->task) &&
+	    training_first_rank(t)) {
 		int r = completions_open(&t->completions, t->c, t->tok, o.resumed_step, err);
 
 		if (r < 0)
@@ -446,8 +447,8 @@ static int read_other(struct training *t, struct error *err)
 	int r = options_other_model(t->c, &t->other, &t->options, err);
 
 	if (r == 0 && path && training_first_rank(t))
-		printf("%s: %s, %s\n", t->c->task == RUN_GRPO ? "reward model" : "teacher", t->other.family,
-		       path);
+		printf("%s: %s, %s\n", run_task_rewards(t->c->task) ? "reward model" : "teacher",
+		       t->other.family, path);
 	return r;
 }
 

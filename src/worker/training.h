@@ -40,9 +40,9 @@ struct training {
 	struct tokenizer *tok;
 	struct strbuf chat_template;    /* saved in place of the tokenizer's own; empty: that stays */
 	struct token_list stops;        /* ids that end an answer */
-	struct token_list ends;         /* of the task grpo: these, and the end of a text */
-	struct rewards rewards;         /* of the task grpo */
-	struct completions completions; /* of the task grpo: the file that some of them are written to */
+	struct token_list ends;         /* of a task that learns from rewards: these, and the end of a text */
+	struct rewards rewards;         /* of such a task */
+	struct completions completions; /* likewise: the file that some of them are written to */
 	struct dataset *data, *eval;
 	struct comm *comm;
 	struct trainer *trainer;

@@ -202,4 +202,5 @@ def replay(directory, rate, name, which, *settings):
     assert worst["loss"] < slack * 2e-5 and worst["grad_norm"] < slack * 2e-3 and worst["kl"] < slack * 1e-5 and off < slack * 0.02 and other <= slack * tokens / 200
 
 
-{"make": make, "more": more, "replay": replay}[sys.argv[1]](*sys.argv[2:])
+if __name__ == "__main__":
+    {"make": make, "more": more, "replay": replay}[sys.argv[1]](*sys.argv[2:])

@@ -126,6 +126,10 @@ END_TEST
 	"task = \"grpo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "  \
 	"train = { micro_batch = 2; accumulation = 4; }; grpo = { reward = [ \"r\" ]; " keys " };"
 
+#define PPO(keys)                                                                                            \
+	"task = \"ppo\"; model = { path = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "   \
+	"train = { micro_batch = 2; accumulation = 4; }; ppo = { reward = [ \"r\" ]; " keys " };"
+
 #define GENERATE(keys) "task = \"generate\"; model = { path = \"x\"; }; generate = { " keys " };"
 
 static const struct {
@@ -355,15 +359,16 @@ static const struct {
     {GRPO(""), "train.loss=dft",
      "x.conf: train.loss: is for the tasks pretrain and sft; leave it out, or set grpo.loss"},
     {GRPO(""), "train.precision=fp8",
-     "x.conf: train.precision: \"fp8\" is not there for the task grpo; expected auto, fp32, bf16 or fp16"},
+     "x.conf: train.precision: \"fp8\" is not there for tasks that learn from rewards; expected auto, fp32, "
+     "bf16 or fp16"},
     {GRPO(""), "parallel.trial=always",
-     "x.conf: parallel.trial: steps of the task grpo cannot be tried without its rewards"},
+     "x.conf: parallel.trial: steps that learn from rewards cannot be tried without these"},
     {GRPO("top_p = 0.0;"), NULL, "x.conf: grpo.top_p: 0 leaves no token to choose"},
     {"task = \"grpo\"; model = { init = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
      "train = { micro_batch = 8; }; grpo = { reward = [ \"r\" ]; beta = 0.1; };",
      NULL, "x.conf: grpo.beta: needs a reference model, and weights from nothing are none"},
     {GRPO("reference = \"/r\";"), NULL,
-     "x.conf: grpo.reference: has no effect with grpo.beta = 0; leave it out, or set grpo.beta"},
+     "x.conf: grpo.reference: has no effect with beta = 0; leave it out, or set beta"},
     {GRPO("loss = \"cispo\"; epsilon_high = 0.28;"), NULL,
      "x.conf: grpo.epsilon_high: is the highest ratio of the loss cispo; expected at least 1"},
     {GRPO("iterations = 4;"), "output.save_steps=6",
@@ -387,6 +392,29 @@ static const struct {
      "preference.beta: has no effect with task = \"grpo\": it is for the tasks dpo, orpo, simpo, kto and "
      "reward"},
     {GRPO(""), "train.eval_steps=5", "train.eval_steps: has no effect without data.eval_fraction"},
+    {TRAINS " train = { micro_batch = 8; };", "task=ppo",
+     "ppo.reward: missing; name the program that gives completions their rewards"},
+    {PPO("reward_model = \"\";"), NULL, "x.conf: ppo.reward_model: is empty; name the directory of a model"},
+    {PPO(""), "data.packing=true",
+     "x.conf: data.packing: has no effect with task = \"ppo\", whose rows are prompts; leave it out"},
+    {PPO(""), "train.loss=dft", "x.conf: train.loss: is for the tasks pretrain and sft; leave it out"},
+    {PPO(""), "parallel.sequence_degree=2", "x.conf: parallel.sequence_degree: "},
+    {PPO("beta = 0.0; reference = \"/r\";"), NULL,
+     "x.conf: ppo.reference: has no effect with beta = 0; leave it out, or set beta"},
+    {"task = \"ppo\"; model = { init = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
+     "ppo = { reward = [ \"r\" ]; };",
+     NULL, "x.conf: ppo.beta: needs a reference model, and weights from nothing are none"},
+    {PPO(""), "output.save_steps=6",
+     "x.conf: output.save_steps: 6 is no multiple of ppo.iterations, which is 4, and completions are not "
+     "saved; expected one, such as 8"},
+    {PPO(""), "train.max_steps=5", "x.conf: train.max_steps: 5 is no multiple of ppo.iterations"},
+    {PPO("generations = 3;"), NULL, "x.conf: ppo.generations: a rank makes train.micro_batch times"},
+    {PPO("value_learning_rate = 0.1;"), "train.learning_rate=0",
+     "x.conf: ppo.value_learning_rate: has no effect with train.learning_rate = 0"},
+    {PPO("loss = \"dapo\";"), NULL, "ppo.loss: unknown"},
+    {PPO(""), "grpo.beta=0.1", "grpo.beta: has no effect with task = \"ppo\": it is for task = \"grpo\""},
+    {GRPO(""), "ppo.gamma=0.9", "ppo.gamma: has no effect with task = \"grpo\": it is for task = \"ppo\""},
+    {GRPO(""), "grpo.gamma=0.9", "grpo.gamma: unknown"},
     {GRPO(""), "grpo.loss=ppo", "grpo.loss: "},
     {GRPO(""), "grpo.level=word", "grpo.level: "},
     {GRPO(""), "grpo.scale=all", "grpo.scale: "},
@@ -581,6 +609,33 @@ START_TEST(the_rewards_of_a_run)
 	      &err);
 	ck_assert_str_eq(other->grpo.reward[0], "/bin/score");
 	ck_assert_ptr_null(other->grpo.reward[1]);
+}
+END_TEST
+
+/* Those of ppo are read and written beside them. */
+START_TEST(the_group_of_a_task)
+{
+	_cleanup_(run_config_freep) struct run_config *c = NULL, *again = NULL, *grpo = NULL;
+	_cleanup_json_ json_t *json = NULL;
+	struct error err = ERROR_INIT;
+
+	ck_ok(run_config_parse(PPO("gamma = 0.5; columns = \"a\"; beta = 0.0;"), "x.conf", NULL, &c, &err),
+	      &err);
+	ck_ok(run_config_to_json(c, &json, &err), &err);
+	ck_ok(run_config_from_json(json, &again, &err), &err);
+	ck_assert_int_eq(again->task, RUN_PPO);
+	ck_assert(run_task_trains(again->task) && run_task_rewards(again->task) &&
+	          !run_task_prefers(again->task));
+	ck_assert_ptr_eq(run_config_policy(again), &again->ppo);
+	ck_assert_str_eq(again->ppo.reward[0], "r");
+	ck_assert_str_eq(again->ppo.columns[0], "a");
+	ck_assert_int_eq(again->ppo.iterations, 4);
+	ck_assert(again->ppo.gamma == 0.5 && again->ppo.lambda == 0.95 && again->ppo.beta == 0);
+	ck_ok(run_config_parse(GRPO(""), "x.conf", NULL, &grpo, &err), &err);
+	ck_assert_ptr_eq(run_config_policy(grpo), &grpo->grpo);
+	ck_assert(run_task_rewards(grpo->task));
+	ck_assert(!run_task_rewards(RUN_SFT) && !run_task_rewards(RUN_REWARD) &&
+	          !run_task_rewards(RUN_COMMAND));
 }
 END_TEST
 
@@ -1057,8 +1112,8 @@ END_TEST
 /* It is written and read for each part: what it has no use for is left out, and has its defaults again. */
 START_TEST(a_command_has_no_keys_of_training)
 {
-	static const char *const left_out[] = {"data",         "train", "lora",    "preference",
-	                                       "distillation", "grpo",  "generate"};
+	static const char *const left_out[] = {"data",         "train", "lora", "preference",
+	                                       "distillation", "grpo",  "ppo",  "generate"};
 	_cleanup_(run_config_freep) struct run_config *c = NULL, *again = NULL;
 	_cleanup_json_ json_t *json = NULL;
 	struct error err = ERROR_INIT;
@@ -1363,11 +1418,17 @@ START_TEST(numbers_have_these_ranges)
 	    "preference.beta 0 1000\npreference.gamma 0 1000\npreference.label_smoothing 0 0.5\n"
 	    "preference.desirable_weight 0 1000\npreference.undesirable_weight 0 1000\n"
 	    "preference.center_rewards_coefficient 0 1000\ndistillation.weight 0 1\n"
-	    "distillation.temperature 0.01 1000\ngrpo.generations 2 4096\n"
-	    "grpo.max_new_tokens 1 1048576\ngrpo.temperature 0.01 100\ngrpo.top_k 0 1000000000\n"
-	    "grpo.top_p 0 1\ngrpo.min_p 0 1\ngrpo.beta 0 1000\ngrpo.epsilon 1e-06 1\n"
-	    "grpo.epsilon_high 0 1000\ngrpo.iterations 1 1000\ngrpo.sequences 0 4096\n"
-	    "grpo.log_completions 0 1000000\n"
+	    "distillation.temperature 0.01 1000\ngrpo.generations 2 4096\nppo.generations 1 4096\n"
+	    "grpo.max_new_tokens 1 1048576\nppo.max_new_tokens 1 1048576\n"
+	    "grpo.temperature 0.01 100\nppo.temperature 0.01 100\n"
+	    "grpo.top_k 0 1000000000\nppo.top_k 0 1000000000\n"
+	    "grpo.top_p 0 1\nppo.top_p 0 1\ngrpo.min_p 0 1\nppo.min_p 0 1\n"
+	    "grpo.beta 0 1000\nppo.beta 0 1000\ngrpo.epsilon 1e-06 1\nppo.epsilon 1e-06 1\n"
+	    "grpo.epsilon_high 0 1000\ngrpo.iterations 1 1000\nppo.iterations 1 1000\n"
+	    "grpo.sequences 0 4096\nppo.sequences 0 4096\n"
+	    "grpo.log_completions 0 1000000\nppo.log_completions 0 1000000\n"
+	    "ppo.gamma 0 1\nppo.lambda 0 1\nppo.value_weight 0 1000\nppo.value_epsilon 0 1000000\n"
+	    "ppo.value_learning_rate 0 100\n"
 	    "parallel.shard_degree 0 1000000\n"
 	    "parallel.sequence_degree 1 1000000\n"
 	    "parallel.prefetch 0 15\nparallel.persist_below 0 1000000000000000\nparallel.timeout 1 86400\n"
@@ -1946,6 +2007,7 @@ int main(void)
 	tcase_add_loop_test(t, keys_of_preferences_are_for_their_tasks, 0, ARRAY_SIZE(preference_keys));
 	tcase_add_test(t, tasks_have_names);
 	tcase_add_test(t, the_rewards_of_a_run);
+	tcase_add_test(t, the_group_of_a_task);
 	tcase_add_test(t, a_variable_is_set_once);
 	tcase_add_test(t, memory_may_run_out_at_any_place);
 	tcase_add_loop_test(t, wrong_run_files_say_where, 0, ARRAY_SIZE(wrong));

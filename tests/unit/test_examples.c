@@ -52,8 +52,8 @@ static void check_steps(const char *file, const struct run_config *c, int64_t ro
 	double steps = (double)rows / batch * c->train.epochs;
 
 	/* A batch is of completions, of which each prompt has some. */
-	if (c->task == RUN_GRPO)
-		steps *= (double)(c->grpo.generations * c->grpo.iterations);
+	if (run_task_rewards(c->task))
+		steps *= (double)(run_config_policy(c)->generations * run_config_policy(c)->iterations);
 	ck_assert_msg(steps >= 8, "%s: only %.1f steps", file, steps);
 }
 
@@ -63,7 +63,7 @@ static void check_data(const char *file, const struct run_config *c)
 	struct dataset_options o = {
 	    .task = c->task == RUN_KTO          ? DATASET_LABELS
 	            : run_task_prefers(c->task) ? DATASET_PAIRS
-	            : c->task == RUN_GRPO       ? DATASET_PROMPTS
+	            : run_task_rewards(c->task) ? DATASET_PROMPTS
 	                                        : DATASET_SFT,
 	    .paths = (const char *const *)c->data.path,
 	    .dataset_dir = c->data.dataset_dir,
@@ -122,7 +122,7 @@ START_TEST(run_files_can_be_used_as_they_are)
 			ck_assert_msg(shipped("dataset_info.json"), "%s", file);
 		if (c->task == RUN_COMMAND)
 			check_named(file, text, c->command[1]);
-		for (char **p = c->grpo.reward; p && *p; p++)
+		for (char **p = run_config_policy(c)->reward; p && *p; p++)
 			check_named(file, text, *p);
 		if (c->task != RUN_PRETRAIN && run_task_trains(c->task) && all)
 			check_data(file, c);

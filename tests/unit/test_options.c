@@ -367,6 +367,44 @@ START_TEST(names_of_rewards)
 }
 END_TEST
 
+static const char ppo[] = "task = \"ppo\"; model = { path = \"m\"; }; data = { path = \"d\"; };\n"
+                          "output = { dir = \"o\"; }; ppo = { reward = [\"r\"]; };\n";
+
+START_TEST(values)
+{
+	const struct model_config wide = {.max_positions = 1000};
+	_cleanup_(run_config_freep) struct run_config *plain = config_of(ppo, "data.max_length=100"),
+	                                              *all = config_of(
+	                                                  ppo, "ppo.gamma=0.9", "ppo.lambda=0.8",
+	                                                  "ppo.value_weight=0.7", "ppo.value_epsilon=0.6",
+	                                                  "ppo.value_learning_rate=0.5", "ppo.epsilon=0.4",
+	                                                  "ppo.beta=0.3", "ppo.iterations=2",
+	                                                  "ppo.reward_model=/r"),
+	                                              *other = config_of(grpo, "grpo.beta=0.2");
+	struct train_options o = options_of(plain);
+	struct policy_options engine;
+
+	/* The defaults of a run are those of the engine, but for those that the engine has for grpo. */
+	policy_options_default(&engine);
+	ck_assert_int_eq(o.policy.loss, POLICY_PPO);
+	ck_assert(o.policy.generations == 1 && o.policy.iterations == 4 && o.policy.beta == 0.05);
+	ck_assert(o.policy.gamma == engine.gamma && o.policy.lambda == engine.lambda);
+	ck_assert(o.policy.value_weight == engine.value_weight &&
+	          o.policy.value_epsilon == engine.value_epsilon);
+	ck_assert(o.value_rate == 0);
+	ck_assert_int_eq(options_dataset_task(plain->task), DATASET_PROMPTS);
+	ck_assert_int_eq(options_longest_row(plain, &wide), 356);
+	o = options_of(all);
+	ck_assert(o.policy.gamma == 0.9 && o.policy.lambda == 0.8 && o.policy.value_weight == 0.7);
+	ck_assert(o.policy.value_epsilon == 0.6 && o.value_rate == 0.5);
+	ck_assert(o.policy.epsilon[0] == 0.4 && o.policy.epsilon[1] == 0.4 && o.policy.beta == 0.3);
+	ck_assert_int_eq(o.policy.iterations, 2);
+	ck_assert_str_eq(options_other_path(all), "/r");
+	ck_assert_str_eq(options_other_key(all), "ppo.reward_model");
+	ck_assert(options_of(other).policy.loss == POLICY_DAPO && options_of(other).value_rate == 0);
+}
+END_TEST
+
 START_TEST(the_data)
 {
 	_cleanup_(run_config_freep) struct run_config *c = config_of(
@@ -546,6 +584,7 @@ int main(void)
 	tcase_add_test(t, rewards);
 	tcase_add_test(t, names_of_rewards);
 	tcase_add_test(t, the_data);
+	tcase_add_test(t, values);
 	tcase_add_test(t, the_files_of_a_model);
 	tcase_add_test(t, names_of_precisions);
 	tcase_add_test(t, what_the_engine_refuses);

@@ -98,7 +98,7 @@ START_TEST(lines_of_completions)
 	static const char completion[] = "<think>a\nb</think>\"c\"<|im_end|>";
 	struct played p = play(7, "<s>Q\n<|im_start|>", "<sep>42", completion, strlen(completion)),
 	              q = play(9007199254740993, "\xc3\xa9", "", "</s>", 4);
-	struct run_config config = {.grpo.reward = script, .parallel.timeout = 300};
+	struct run_config config = {.task = RUN_GRPO, .grpo.reward = script, .parallel.timeout = 300};
 	struct rewards r;
 	const struct rollout both[] = {p.rollout, q.rollout};
 	double rewards[2] = {0};
@@ -140,7 +140,8 @@ END_TEST
 START_TEST(columns_of_the_data)
 {
 	char *names[] = {(char *)"b", (char *)"a", NULL};
-	struct run_config config = {.grpo = {.reward = script, .columns = names}, .parallel.timeout = 300};
+	struct run_config config = {
+	    .task = RUN_GRPO, .grpo = {.reward = script, .columns = names}, .parallel.timeout = 300};
 	struct played p =
 	    play(0, "Q", "{\"answer\": null, \"columns\": {\"b\": [1], \"a\": 12345678901234567890}}", "", 0);
 	struct rewards r;
@@ -184,7 +185,7 @@ START_TEST(any_bytes_are_text)
 	    BYTES("\r\n\t\\", "\\r\\n\\t\\\\"),
 #undef BYTES
 	};
-	struct run_config config = {.grpo.reward = script, .parallel.timeout = 300};
+	struct run_config config = {.task = RUN_GRPO, .grpo.reward = script, .parallel.timeout = 300};
 	struct rewards r;
 	_cleanup_free_ char *text = NULL;
 	struct error err = ERROR_INIT;
@@ -216,7 +217,7 @@ END_TEST
 START_TEST(a_program_that_cannot_start)
 {
 	char *none[] = {(char *)"./none", NULL};
-	struct run_config config = {.grpo.reward = none, .parallel.timeout = 300};
+	struct run_config config = {.task = RUN_GRPO, .grpo.reward = none, .parallel.timeout = 300};
 	struct rewards r;
 	struct error err = ERROR_INIT;
 
@@ -247,7 +248,7 @@ static void check_steps(const char *path, const char *want)
 
 START_TEST(completions_in_a_file)
 {
-	struct run_config config = {.output = {.dir = dir}, .grpo = {.log_completions = 2}};
+	struct run_config config = {.task = RUN_GRPO, .output = {.dir = dir}, .grpo = {.log_completions = 2}};
 	struct played p = play(0, "Q", "", "a", 1);
 	struct rollout set[3] = {p.rollout, p.rollout, p.rollout};
 	const double rewards[3] = {1, 0.5, -2};

@@ -108,7 +108,7 @@ static int check(const struct model_layout *layout, const struct safetensors *st
 		const char *name = adapter ? p->saved : p->name;
 		bool turned;
 
-		if (!(adapter ? !p->frozen : p->part == PART_WEIGHT))
+		if (p->in_state || !(adapter ? !p->frozen : p->part == PART_WEIGHT))
 			continue;
 		turned = is_turned(hf_find_tied(st, name, p->tied_embedding), p);
 		all[n++] = (struct hf_parameter){.name = name,

@@ -47,6 +47,13 @@ static const struct model_layout *layout_of(const struct reading *g)
 	return g->place->access.layout;
 }
 
+/* Notes that the state has it. Weights that no file of a model has do not stand for those of the model. */
+static void note_kind(struct reading *g, const struct range *range)
+{
+	if (range->which != STATE_WEIGHTS || !layout_of(g)->parameter[range->parameter].in_state)
+		g->has[range->which] = true;
+}
+
 static int by_name(const void *a, const void *b)
 {
 	return strcmp((*(const struct model_parameter *const *)a)->name,
@@ -185,7 +192,7 @@ static int receive(struct reading *g, int root, struct error *err)
 		if ((r = ranks_broadcast(&g->r->ranks, g->staging, &range, sizeof(range), root, err)) < 0 ||
 		    range.parameter < 0)
 			return r;
-		g->has[range.which] = true;
+		note_kind(g, &range);
 		for (int64_t at = 0; at < range.n && r == 0; at += PIECE) {
 			struct range piece = {range.which, range.parameter, range.first + at,
 			                      MIN(range.n - at, PIECE)};
@@ -219,7 +226,7 @@ static int range_at(const struct reading *g, const struct safetensors *st, bool 
 /* Whether a parameter is read from the files of the model. */
 static bool is_read(const struct reading *g, const struct model_parameter *p)
 {
-	return layout_of(g)->adapts ? !p->frozen : p->frozen || !g->frozen;
+	return !p->in_state && (layout_of(g)->adapts ? !p->frozen : p->frozen || !g->frozen);
 }
 
 /* path NULL: the earlier rank has written no file of its state. */
@@ -248,7 +255,7 @@ static int read_set(struct reading *g, const char *path, bool model, bool send, 
 		if (r == 0)
 			r = take_tensor(g, st, t, &range, send, err);
 		if (r == 0)
-			g->has[range.which] = true;
+			note_kind(g, &range);
 	}
 	if (r == 0 && send)
 		r = ranks_broadcast(ranks, g->staging, &(struct range){.parameter = -1}, sizeof(struct range),

@@ -68,10 +68,10 @@ struct builder {
 	struct save_plan *plan;
 };
 
-/* Of a model with adapters only what is trained is saved. */
+/* Whether a file of the model, or of the adapter, has it: of a model with adapters only what is trained. */
 static bool is_saved(const struct model_layout *layout, const struct model_parameter *p)
 {
-	return !layout->adapts || !p->frozen;
+	return !p->in_state && (!layout->adapts || !p->frozen);
 }
 
 static int lay_out_model(struct builder *b, struct error *err)
@@ -133,11 +133,18 @@ static void add_weights(struct builder *b)
 	}
 }
 
-/* What is trained, in master weights and the moments that the optimizer keeps. */
-static bool has_state(const struct parameter_access *access, enum parameter_state which,
-                      const struct model_parameter *p)
+/* What is trained, in master weights and the moments that the optimizer keeps; and weights that are nowhere
+ * else. */
+static bool has_state(const struct builder *b, enum parameter_state which, const struct model_parameter *p)
 {
-	return !p->frozen && (!access->keeps || access->keeps(access->context, which, p));
+	const struct parameter_access *access = b->access;
+
+	if (p->frozen)
+		return false;
+	if (which == STATE_WEIGHTS && p->in_state)
+		return true;
+	return (which != STATE_WEIGHTS || b->o->master) &&
+	       (!access->keeps || access->keeps(access->context, which, p));
 }
 
 /* Moments and master weights, in the file of this rank; where it has none, there is no such file. */
@@ -146,7 +153,7 @@ static int add_state(struct builder *b, struct error *err)
 	static const enum parameter_state kinds[] = {STATE_MOMENT1, STATE_MOMENT2, STATE_WEIGHTS};
 	const struct model_layout *layout = b->access->layout;
 	struct save_plan *plan = b->plan;
-	size_t before = plan->n, n_kinds = b->o->master ? 3 : 2, most = n_kinds * (size_t)layout->parameters;
+	size_t before = plan->n, most = ARRAY_SIZE(kinds) * (size_t)layout->parameters;
 	_cleanup_free_ struct tensor_source *sources = calloc(most + 1, sizeof(*sources));
 	_cleanup_free_ char *stem = save_plan_stem(plan->rank, b->o->world_size);
 	int r;
@@ -154,13 +161,13 @@ static int add_state(struct builder *b, struct error *err)
 	plan->names = calloc(most + 1, sizeof(*plan->names));
 	if (!sources || !stem || !plan->names)
 		return error_oom(err);
-	for (size_t k = 0; k < n_kinds; k++)
+	for (size_t k = 0; k < ARRAY_SIZE(kinds); k++)
 		for (int i = 0; i < layout->parameters; i++) {
 			const struct model_parameter *p = &layout->parameter[i];
 			int64_t first, n;
 			char *name;
 
-			if (!has_state(b->access, kinds[k], p))
+			if (!has_state(b, kinds[k], p))
 				continue;
 			divide(b->access, b->o, b->o->gathers, i, &first, &n);
 			if (n == 0)

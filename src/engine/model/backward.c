@@ -54,6 +54,18 @@ static void start_unit(struct model *m, int unit, bool first)
 		start_place(m, companion);
 }
 
+/* The part of the head of values, of n rows from `at` on: added to dx, and the gradient of its matrix. */
+static void head_of_values(struct model *m, int64_t at, int64_t n, const char *x, char *dx, float scale,
+                           bool first)
+{
+	int unit = m->layout->base_units - 1;
+
+	device_scale(m->dev, m->value_factors + at, DTYPE_F32, scale, n);
+	device_cast(m->dev, m->d_values, m->o.type, m->value_factors + at, DTYPE_F32, n);
+	model_linear_add_input_gradient(m, unit, PARAMETER_VALUE, dx, m->d_values, n);
+	model_linear_weight_gradient(m, unit, PARAMETER_VALUE, m->d_values, x, n, first);
+}
+
 /* Loss, gradient of the head, and dx behind the final norm. */
 static void head(struct model *m, const struct model_pass *p, const char *x, float scale, bool first,
                  double *loss_sum)
@@ -82,8 +94,11 @@ static void head(struct model *m, const struct model_pass *p, const char *x, flo
 				                    p->b->weigh ? m->factors + at : NULL, true);
 			device_sum(m->dev, m->losses, n, loss_sum);
 		}
-		/* Where the gradient replaces the matrix, this is the only chunk. */
+		/* Where the gradient replaces the matrix, this is the only chunk, and that of the head comes
+		 * to where the matrix of values was, too. */
 		model_linear_input_gradient(m, matrix, role, dx + offset, m->logits, n);
+		if (m->c.values)
+			head_of_values(m, at, n, x + offset, dx + offset, scale, first && at == 0);
 		model_linear_weight_gradient(m, matrix, role, m->logits, x + offset, n, first && at == 0);
 	}
 	model_scale_logits(m, dx, rows);
@@ -269,11 +284,11 @@ static int nothing(struct model *m, const struct model_batch *batch, bool first,
 static int weigh(struct model *m, const struct model_pass *p, const char *x, struct error *err)
 {
 	int64_t tokens = p->b->tokens, all = p->whole->tokens, rows = p->compact ? p->counted : tokens,
-	        first = m->o.sequence_rank * tokens;
-	float *factors = m->token_losses + all;
+	        first = m->o.sequence_rank * tokens, numbers = (m->c.values ? 2 : 1) * all;
+	float *factors = m->token_losses + numbers, *of_values = factors + all;
 	int r;
 
-	memset(m->token_losses, 0, 2 * (size_t)all * sizeof(float));
+	memset(m->token_losses, 0, 2 * (size_t)numbers * sizeof(float));
 	if ((r = model_head_losses(m, p, x, NULL, m->token_losses + first, err)) < 0 ||
 	    (r = model_share_losses(m, p, m->token_losses, err)) < 0 ||
 	    (r = p->b->weigh(p->b->weigh_context, m->token_losses, factors, err)) < 0)
@@ -281,7 +296,12 @@ static int weigh(struct model *m, const struct model_pass *p, const char *x, str
 	factors += first;
 	for (int64_t i = 0; i < p->counted && p->compact; i++)
 		factors[i] = factors[m->host_rows[i]];
-	return device_write(m->dev, m->factors, factors, (size_t)rows * sizeof(float), err);
+	for (int64_t i = 0; i < p->counted && p->compact && m->c.values; i++)
+		of_values[i] = of_values[m->host_rows[i]];
+	r = device_write(m->dev, m->factors, factors, (size_t)rows * sizeof(float), err);
+	return r < 0 || !m->c.values
+	           ? r
+	           : device_write(m->dev, m->value_factors, of_values, (size_t)rows * sizeof(float), err);
 }
 
 /* What a block has not kept. The last of those that recompute has written the shared buffers last: its own
@@ -319,8 +339,9 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 	const char *x;
 	int r;
 
-	if (m->c.scores && !batch->weigh)
-		return error_set(err, -EINVAL, "a model of scores is trained by what compares them");
+	if ((m->c.scores || m->c.values) && !batch->weigh)
+		return error_set(err, -EINVAL, "a model of %s is trained by what compares them",
+		                 m->c.scores ? "scores" : "values");
 	if (batch->tokens == 0)
 		return nothing(m, batch, first, err);
 	r = model_begin(m, batch, &p, err);

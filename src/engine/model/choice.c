@@ -99,8 +99,8 @@ static struct choice choose(const struct chooser *ch, enum parameter_role role, 
 {
 	struct choice choice = choose_by_names(ch, role, base);
 
-	/* A head of scores is trained whatever is named, as PEFT does. */
-	if (role == PARAMETER_HEAD && ch->c->scores)
+	/* A head of scores is trained whatever is named, as PEFT does, and so is one of values. */
+	if ((role == PARAMETER_HEAD && ch->c->scores) || role == PARAMETER_VALUE)
 		choice.trained = choice.there;
 	return choice;
 }

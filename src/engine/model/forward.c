@@ -154,6 +154,17 @@ void model_cap_logits(const struct model *m, float *logits, int64_t n)
 		logits[i] = cap * tanhf(logits[i] / cap);
 }
 
+/* Of n rows from `first` on, on the device, to the places of their tokens. */
+static int read_rows(struct model *m, const struct model_pass *p, int64_t first, int64_t n, const float *from,
+                     float *to, struct error *err)
+{
+	int r = device_read(m->dev, m->host_losses, from, (size_t)n * sizeof(float), err);
+
+	for (int64_t i = 0; i < n && r == 0; i++)
+		to[p->compact ? m->host_rows[first + i] : first + i] = m->host_losses[i];
+	return r;
+}
+
 int model_head_losses(struct model *m, const struct model_pass *p, const char *x, double *loss_sum,
                       float *losses, struct error *err)
 {
@@ -175,10 +186,12 @@ int model_head_losses(struct model *m, const struct model_pass *p, const char *x
 			device_sum(m->dev, m->losses, n, loss_sum);
 		if (!losses)
 			continue;
-		if ((r = device_read(m->dev, m->host_losses, m->losses, (size_t)n * sizeof(float), err)) < 0)
+		if (m->c.values)
+			model_linear_f32(m, m->layout->base_units - 1, PARAMETER_VALUE, m->values, at, n);
+		if ((r = read_rows(m, p, first, n, m->losses, losses, err)) < 0 ||
+		    (m->c.values &&
+		     (r = read_rows(m, p, first, n, m->values, losses + p->b->tokens, err)) < 0))
 			return r;
-		for (int64_t i = 0; i < n; i++)
-			losses[p->compact ? m->host_rows[first + i] : first + i] = m->host_losses[i];
 	}
 	return 0;
 }
@@ -195,7 +208,7 @@ int model_evaluate(struct model *m, const struct model_batch *batch, double *los
 		return r;
 	if (!batch->targets)
 		return error_set(err, -EINVAL, "evaluation without targets");
-	for (int64_t t = 0; t < batch->tokens && losses; t++)
+	for (int64_t t = 0; t < (m->c.values ? 2 : 1) * batch->tokens && losses; t++)
 		losses[t] = 0;
 	if (p.all_counted == 0)
 		return model_forward_nothing(m, MODEL_EVALUATE, err);

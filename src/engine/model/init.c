@@ -37,7 +37,8 @@ int model_init_fill(void *init, const struct model_parameter *p, int64_t first, 
 	uint32_t stream = stream_of(p);
 	bool residual = p->role == PARAMETER_O || p->role == PARAMETER_DOWN;
 
-	if (!p->matrix) {
+	/* All values begin at 0. */
+	if (!p->matrix || p->role == PARAMETER_VALUE) {
 		for (int64_t i = 0; i < n; i++)
 			out[i] = p->start;
 		return 0;

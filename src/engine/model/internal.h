@@ -136,6 +136,10 @@ struct model {
 	size_t logits_end; /* as an offset in the arena */
 	float *losses;     /* [logits_rows]; of a model of scores, these */
 	float *factors;    /* [T] of the rows that go through the head, with o.weighed */
+	/* Of a model of values: those of a chunk of rows [logits_rows], and their gradients, of o.type; and
+	 * the derivatives of the loss by those of all rows [T]. */
+	float *values, *value_factors;
+	char *d_values;
 	struct model_fp8 fp8;
 	/* Where there are adapters. */
 	int64_t rank, trained_rank; /* stored, and of it trained (tuning.h) */
@@ -181,7 +185,8 @@ struct model {
 	/* Host. */
 	int32_t *host_positions, *host_rows, *host_targets;
 	float *host_losses;
-	/* With o.weighed: [max_tokens], of all ranks that share a batch, then as many factors. */
+	/* With o.weighed: [max_tokens], of all ranks that share a batch, then as many factors; of a model of
+	 * values [2, tokens] and as many. */
 	float *token_losses;
 
 	/* Generation: per layer and sequence [cache_tokens, 2·kv], k then v. */
@@ -359,6 +364,9 @@ void model_linear_f32(struct model *m, int unit, enum parameter_role role, float
 /* dx[tokens, in] = dy[tokens, out] · w */
 void model_linear_input_gradient(struct model *m, int unit, enum parameter_role role, void *dx,
                                  const void *dy, int64_t tokens);
+/* The same, added to dx. */
+void model_linear_add_input_gradient(struct model *m, int unit, enum parameter_role role, void *dx,
+                                     const void *dy, int64_t tokens);
 /* dw[out, in] = dyᵀ · x where `first`, else added to it; the sums over dy's rows are always added to the
  * bias's gradient. */
 void model_linear_weight_gradient(struct model *m, int unit, enum parameter_role role, const void *dy,
@@ -515,8 +523,8 @@ static inline int64_t logits_chunk(const struct model *m, int64_t rows)
 	return MIN(n, m->logits_rows);
 }
 
-/* The loss of each token of the batch into losses (host, [tokens]), 0 where it is not counted, by the head's
- * input x; where losses is NULL, their sum alone is added to *loss_sum. */
+/* The loss of each token of the batch into losses (host, [tokens]; values behind them), 0 where it is not
+ * counted, by the head's input x; where losses is NULL, their sum alone is added to *loss_sum. */
 int model_head_losses(struct model *m, const struct model_pass *p, const char *x, double *loss_sum,
                       float *losses, struct error *err);
 /* The head's input rows: m->h, or the gathered ones; once for each forward pass. */

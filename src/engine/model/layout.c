@@ -18,6 +18,7 @@
 static const enum parameter_role unit_order[] = {PARAMETER_EMBEDDING,
                                                  PARAMETER_POSITIONS,
                                                  PARAMETER_HEAD,
+                                                 PARAMETER_VALUE, /* the last matrix of its unit */
                                                  PARAMETER_Q,
                                                  PARAMETER_K,
                                                  PARAMETER_V,
@@ -311,7 +312,8 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	p->unit = unit;
 	p->frozen = l->unit[unit].frozen;
 	p->tied_embedding = role == PARAMETER_EMBEDDING && part == PART_WEIGHT && b->c->tied;
-	p->random_start = role == PARAMETER_HEAD && b->c->new_head;
+	p->in_state = role == PARAMETER_VALUE;
+	p->random_start = p->in_state || (role == PARAMETER_HEAD && b->c->new_head);
 	p->offset = l->unit[unit].offset[part][role] + expert * role_distance(b->c, role);
 	p->dims = dims;
 	p->shape[0] = shape[0];
@@ -357,6 +359,7 @@ static void list_parameters(const struct builder *b)
 	add_parameter(b, PARAMETER_FINAL_NORM, PART_WEIGHT, last, 0);
 	add_parameter(b, PARAMETER_FINAL_NORM_BIAS, PART_WEIGHT, last, 0);
 	add_parameter(b, PARAMETER_HEAD, PART_WEIGHT, last, 0);
+	add_parameter(b, PARAMETER_VALUE, PART_WEIGHT, last, 0);
 	for (int u = 1; u < last; u++)
 		for (size_t i = 0; i < ARRAY_SIZE(block_order); i++)
 			for (int part = PART_LORA_A; part < PARAMETER_PARTS; part++)

@@ -55,6 +55,7 @@ enum parameter_role {
 	PARAMETER_POST_NORM_BIAS,
 	PARAMETER_FINAL_NORM_BIAS,
 	PARAMETER_ROUTER, /* of a mixture of experts: [experts, hidden] */
+	PARAMETER_VALUE,  /* the head of values: [1, hidden] */
 	PARAMETER_ROLES
 };
 
@@ -78,6 +79,7 @@ struct model_parameter {
 	bool frozen;
 	bool tied_embedding; /* the head is tied to it: files may have lm_head.weight in its place */
 	bool random_start;   /* files that a new run begins with may lack it: it then begins at random */
+	bool in_state;       /* no file of a model has it: a checkpoint has it in its state alone */
 	int64_t offset;      /* elements from the start of the unit */
 	int dims;
 	int64_t shape[2]; /* [out, in] (transposed: [in, out]), or [n] */

@@ -92,8 +92,9 @@ void model_linear_f32(struct model *m, int unit, enum parameter_role role, float
 	multiply(m, unit, role, y, DTYPE_F32, x, tokens, true);
 }
 
-void model_linear_input_gradient(struct model *m, int unit, enum parameter_role role, void *dx,
-                                 const void *dy, int64_t tokens)
+/* add: to what dx has. */
+static void input_gradient(struct model *m, int unit, enum parameter_role role, void *dx, const void *dy,
+                           int64_t tokens, bool add)
 {
 	struct linear_group group = linear_find_group(m, unit, role);
 	bool transposed = linear_is_transposed(m, unit, role);
@@ -108,7 +109,7 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
 		                        .n = group.in,
 		                        .k = c->out,
 		                        .alpha = 1,
-		                        .beta = i > 0 ? 1 : 0,
+		                        .beta = add || i > 0 ? 1 : 0,
 		                        .a = linear_at_column(m, from, c->column),
 		                        .b = weight(m, unit, c->role),
 		                        .c = dx,
@@ -124,6 +125,18 @@ void model_linear_input_gradient(struct model *m, int unit, enum parameter_role 
 	}
 	if (group.adapters > 0)
 		adapters_input_gradient(m, unit, &group, dx, scaled, tokens);
+}
+
+void model_linear_input_gradient(struct model *m, int unit, enum parameter_role role, void *dx,
+                                 const void *dy, int64_t tokens)
+{
+	input_gradient(m, unit, role, dx, dy, tokens, false);
+}
+
+void model_linear_add_input_gradient(struct model *m, int unit, enum parameter_role role, void *dx,
+                                     const void *dy, int64_t tokens)
+{
+	input_gradient(m, unit, role, dx, dy, tokens, true);
 }
 
 /* dw[in, out] = xᵀ · dy. The product sums the rows of its first matrix alone, so the bias is a sum of its

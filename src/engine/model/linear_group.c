@@ -20,6 +20,8 @@ int64_t linear_rows_of(const struct model *m, enum parameter_role role)
 		return m->c.intermediate;
 	case PARAMETER_ROUTER:
 		return m->c.experts;
+	case PARAMETER_VALUE:
+		return 1;
 	default: /* the head */
 		return model_config_outputs(&m->c);
 	}
@@ -42,7 +44,7 @@ enum parameter_role linear_bias_of(enum parameter_role role)
 		return PARAMETER_UP_BIAS;
 	case PARAMETER_DOWN:
 		return PARAMETER_DOWN_BIAS;
-	default: /* the head, and a router */
+	default: /* the heads, and a router */
 		return PARAMETER_ROLES;
 	}
 }

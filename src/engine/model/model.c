@@ -78,7 +78,8 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->host_targets = calloc(tokens + 1, sizeof(int32_t));
 	m->host_losses = calloc(rows, sizeof(float));
 	m->token_losses =
-	    calloc(options->weighed ? 2 * tokens * (size_t)m->o.sequence_degree + 1 : 1, sizeof(float));
+	    calloc(options->weighed ? (c->values ? 4 : 2) * tokens * (size_t)m->o.sequence_degree + 1 : 1,
+	           sizeof(float));
 	if (!m->unit || !m->layer || !m->cache || !m->host_starts || !m->host_shares || !m->past ||
 	    !m->host_positions || !m->host_sequences || !m->host_rows ||
 	    (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) || !m->host_targets || !m->host_losses ||
@@ -344,6 +345,12 @@ void model_place_buffers(struct model *m, struct arena *a)
 	m->rows = arena_take(a, BUFFER_INPUT, tokens * 4, "counted rows");
 	if (m->o.weighed)
 		m->factors = arena_take(a, BUFFER_INPUT, tokens * 4, "factors of rows");
+	if (m->c.values) {
+		m->values = arena_take(a, BUFFER_LOGITS, (size_t)m->logits_rows * 4, "values");
+		m->d_values =
+		    arena_take(a, BUFFER_LOGITS, (size_t)m->logits_rows * m->size, "gradient of values");
+		m->value_factors = arena_take(a, BUFFER_INPUT, tokens * 4, "factors of values");
+	}
 	if (m->o.training)
 		m->inverse = arena_take(a, BUFFER_INPUT, tokens * 4, "places of rows");
 	for (int t = 0; t < model_config_rotary_tables(&m->c); t++) {

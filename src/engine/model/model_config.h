@@ -71,6 +71,8 @@ struct model_config {
 	/* The head gives one number for each sequence, and no logits (AutoModelForSequenceClassification with
 	 * one label). new_head: the files have none, and it begins at random. */
 	bool scores, new_head;
+	/* Beside the head of logits there is one that gives a number for each token, its value. */
+	bool values;
 	bool qkv_bias, o_bias, mlp_bias;
 	enum model_naming naming;
 	bool fused;      /* q, k and v are one matrix, and gate and up are */

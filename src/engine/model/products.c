@@ -38,6 +38,18 @@ static void list_block(struct model *m, int unit, int64_t tokens)
 		model_experts_list(m, unit, tokens, no_place());
 }
 
+static void list_values(struct model *m, int64_t rows)
+{
+	int unit = m->layout->base_units - 1;
+
+	model_linear_f32(m, unit, PARAMETER_VALUE, (float *)no_place(), no_place(), rows);
+	if (!m->o.training)
+		return;
+	model_linear_add_input_gradient(m, unit, PARAMETER_VALUE, no_place(), no_place(), rows);
+	model_linear_weight_gradient(m, unit, PARAMETER_VALUE, no_place(), no_place(), rows, true);
+	model_linear_weight_gradient(m, unit, PARAMETER_VALUE, no_place(), no_place(), rows, false);
+}
+
 static void list_head(struct model *m, int64_t rows)
 {
 	if (m->c.scores)
@@ -47,6 +59,8 @@ static void list_head(struct model *m, int64_t rows)
 	m->d_low_of = -1;
 	if (m->o.training)
 		list_gradients(m, head_unit(m), head_role(m), rows);
+	if (m->c.values)
+		list_values(m, rows);
 }
 
 int model_products(const struct model *m, int64_t tokens, model_product_fn each, void *context,

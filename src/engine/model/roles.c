@@ -37,6 +37,7 @@ static const struct {
     [PARAMETER_POST_NORM_BIAS] = {"post_attention_layernorm.bias", false},
     [PARAMETER_FINAL_NORM_BIAS] = {"model.norm.bias", false},
     [PARAMETER_ROUTER] = {"mlp.gate.weight", false},
+    [PARAMETER_VALUE] = {"v_head.summary.weight", false},
 };
 
 /* Where names differ from those of `roles`. */
@@ -161,6 +162,9 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 	case PARAMETER_ROUTER:
 		out = c->experts, in = c->hidden;
 		break;
+	case PARAMETER_VALUE:
+		out = c->values, in = c->hidden;
+		break;
 	case PARAMETER_ROLES:
 		break;
 	}
@@ -195,6 +199,7 @@ int role_unit(const struct model_config *c, enum parameter_role role)
 	case PARAMETER_FINAL_NORM:
 	case PARAMETER_FINAL_NORM_BIAS:
 	case PARAMETER_HEAD:
+	case PARAMETER_VALUE:
 		return c->layers + 1;
 	default:
 		return 1;

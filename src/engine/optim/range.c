@@ -38,9 +38,10 @@ struct own_range optimizer_range(const struct shard *s, int unit, int64_t first,
 
 double optimizer_rate(const struct optimizer_options *options, const struct model_parameter *p)
 {
-	return p->base == 0             ? options->learning_rate * options->embedding_rate
-	       : p->part == PART_LORA_B ? options->learning_rate * options->plus_ratio
-	                                : options->learning_rate;
+	return p->base == 0                 ? options->learning_rate * options->embedding_rate
+	       : p->role == PARAMETER_VALUE ? options->learning_rate * options->value_rate
+	       : p->part == PART_LORA_B     ? options->learning_rate * options->plus_ratio
+	                                    : options->learning_rate;
 }
 
 int optimizer_spans(const struct optimizer *o, int unit, const struct optimizer_options *options,
@@ -50,7 +51,10 @@ int optimizer_spans(const struct optimizer *o, int unit, const struct optimizer_
 	const struct shard_unit *u = &o->s->unit[unit];
 	double rate =
 	    from->base == 0 ? options->learning_rate * options->embedding_rate : options->learning_rate;
-	int64_t first_b = from->b > 0 ? from->first_b : u->matrices;
+	int64_t of_values = from->offset[PART_WEIGHT][PARAMETER_VALUE], first_b = from->b > 0 ? from->first_b
+	                                                                          : of_values >= 0
+	                                                                              ? of_values
+	                                                                              : u->matrices;
 	int n = 0;
 
 	if (u->frozen)
@@ -59,7 +63,12 @@ int optimizer_spans(const struct optimizer *o, int unit, const struct optimizer_
 	if (from->b > 0)
 		spans[n++] = (struct optimizer_span){
 		    first_b, from->b, options->learning_rate * options->plus_ratio, options->weight_decay};
-	if (first_b + from->b < u->matrices)
+	/* The last matrix of its unit, which has no adapters. */
+	if (of_values >= 0)
+		spans[n++] = (struct optimizer_span){of_values, u->matrices - of_values,
+		                                     options->learning_rate * options->value_rate,
+		                                     options->weight_decay};
+	else if (first_b + from->b < u->matrices)
 		spans[n++] = (struct optimizer_span){first_b + from->b, u->matrices - first_b - from->b, rate,
 		                                     options->weight_decay};
 	spans[n++] = (struct optimizer_span){u->matrices, u->padded - u->matrices, rate,

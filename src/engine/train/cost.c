@@ -450,7 +450,8 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	_cleanup_free_ struct unit_times *times = calloc((size_t)units, sizeof(*times));
 	_cleanup_free_ double *ready = calloc((size_t)units, sizeof(*ready));
 	_cleanup_free_ double *reduced = calloc((size_t)units, sizeof(*reduced));
-	double a = (double)o->accumulation, peak = hardware_peak(&where->device, o->precision), first, flops;
+	double a = (double)o->accumulation, peak = hardware_peak(&where->device, o->precision), own, first,
+	       flops;
 	struct player p = {.shard = plan->shard,
 	                   .o = o,
 	                   .unit = times,
@@ -458,6 +459,8 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	                   .reduced = reduced,
 	                   .units = units,
 	                   .lowest = l->lowest};
+	/* Of a policy, all but the model itself see a set of completions once. */
+	double passes = o->policy.generations ? 1. / MAX(o->policy.iterations, 1) : 1;
 	struct device_shapes shapes;
 	struct cost_parts parts;
 
@@ -469,13 +472,19 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	cost_count_parts(l, c, o, (double)max_row, &where->device, (double)shapes.logits_rows,
 	                 o->accumulation > 1, &parts);
 	cost_exchange(c, o, (double)max_row, where, &parts.exchange_forward, &parts.exchange_backward);
+	own = parts.embedding_forward;
 	/* They come before the model's own forward pass. */
 	if (plan->frozen.model)
-		parts.embedding_forward += frozen_seconds(&plan->frozen, config_of_frozen(c, o), o,
-		                                          (double)max_row, where, (double)shapes.logits_rows);
+		parts.embedding_forward +=
+		    passes * frozen_seconds(&plan->frozen, config_of_frozen(c, o), o, (double)max_row, where,
+		                            (double)shapes.logits_rows);
 	if (plan->reward_model.model)
-		parts.embedding_forward += frozen_seconds(&plan->reward_model, o->policy.reward_model, o,
-		                                          (double)max_row, where, (double)shapes.logits_rows);
+		parts.embedding_forward +=
+		    passes * frozen_seconds(&plan->reward_model, o->policy.reward_model, o, (double)max_row,
+		                            where, (double)shapes.logits_rows);
+	/* The pass that finds the values of completions. */
+	if (o->policy.generations && o->policy.loss == POLICY_PPO)
+		parts.embedding_forward += passes * (own + c->layers * parts.block_forward + parts.head / 3);
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
 	p.recomputed = o->recompute == MODEL_KEEP_ALL ? 0 : MAX(c->layers - o->kept_blocks - 1, 0);
@@ -508,6 +517,8 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	flops = model_config_flops(c, (double)max_row) * cost_computed_share(l, c);
 	/* Of the three products of each matrix, a teacher or a reference has the one of the forward pass. */
 	if (plan->frozen.model)
-		flops += model_config_flops(config_of_frozen(c, o), (double)max_row) / 3;
+		flops += passes * model_config_flops(config_of_frozen(c, o), (double)max_row) / 3;
+	if (o->policy.generations && o->policy.loss == POLICY_PPO)
+		flops += passes * model_config_flops(c, (double)max_row) / 3;
 	out->mfu = flops * out->tokens_per_second / ranks / peak;
 }

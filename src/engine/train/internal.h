@@ -75,11 +75,12 @@ struct trainer {
 		bool fresh;         /* made for this step */
 		int64_t count;      /* of the completions that there are */
 		int64_t first, end; /* of the micro-batch: from first to before end */
+		int64_t tokens;     /* of the micro-batch */
 		struct rollout *rollouts;
 		int32_t *ids;            /* [.., max_row] */
 		float *then, *reference; /* [.., max_tokens] */
 		float *now;              /* [max_tokens] of one, and as many derivatives */
-		float *losses;           /* [micro_batch, max_row] */
+		float *losses;           /* [micro_batch, max_row], with values twice */
 		double *rewards;         /* and then the advantages */
 		/* What an evaluation has in place of those, which the next step may need once more. */
 		struct {
@@ -95,6 +96,12 @@ struct trainer {
 		double sums[POLICY_SUMS];
 		double seconds[2]; /* for completions and rewards */
 	} policy;
+	/* Of PPO: of each token of the completions, [.., max_tokens]. */
+	struct ppo_work {
+		float *values; /* when it was generated */
+		float *advantages, *returns;
+		float *now; /* [max_tokens] derivatives by the values of one, behind as many */
+	} ppo;
 	/* Of one with a reward model: a micro-batch that it reads. */
 	struct scores_work {
 		int32_t *ids, *targets, *starts;
@@ -146,6 +153,11 @@ static inline bool trainer_has_policy(const struct trainer *t)
 {
 	return t->o.policy.generations > 0;
 }
+/* By PPO. */
+static inline bool trainer_has_values(const struct trainer *t)
+{
+	return trainer_has_policy(t) && t->o.policy.loss == POLICY_PPO;
+}
 int rollouts_allocate(struct trainer *t, struct error *err);
 void rollouts_free(struct trainer *t);
 /* The completions of set `number`. Every rank calls it. */
@@ -163,6 +175,25 @@ int scores_add(struct trainer *t, const struct rollout *rollouts, int64_t n, dou
 /* Before the micro-steps of a step: completions, their rewards and advantages. Fills targets and tokens of w.
  */
 int policy_begin(struct trainer *t, struct train_work *w, struct error *err);
+/* Whether a completion counts in the loss. */
+static inline bool policy_counts(const struct trainer *t, const struct rollout *one)
+{
+	return one->finished || !t->o.policy.mask_unfinished;
+}
+/* Log-probabilities of a completion whose tokens begin at `losses`. */
+static inline void policy_read_completion(const struct rollout *one, const float *losses, float *out)
+{
+	for (int64_t i = 0; i < one->length; i++)
+		out[i] = -losses[one->prompt - 1 + i];
+}
+int ppo_allocate(struct trainer *t, struct error *err);
+void ppo_free(struct trainer *t);
+/* Of a new set of completions with their rewards: values, advantages and returns. Every rank calls it. */
+int ppo_begin(struct trainer *t, struct error *err);
+/* Adds to the sums what completions have before a pass. */
+void ppo_count(struct trainer *t);
+/* As model_batch.weigh. */
+int ppo_weigh(struct trainer *t, const float *losses, float *factors);
 /* The last micro-step that has completions: of this rank, or of any. */
 int64_t policy_last(struct trainer *t, bool all);
 /* A micro-batch of completions; its tokens are 0 where there is none. */

@@ -86,6 +86,8 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {!o->nesterov || o->momentum > 0, "nesterov needs a momentum above 0"},
 	    {o->embedding_rate >= 0 && (o->embedding_rate == 0 || o->learning_rate > 0),
 	     "embedding_rate: not negative, and with a learning_rate above 0"},
+	    {o->value_rate >= 0 && (o->value_rate == 0 || o->learning_rate > 0),
+	     "value_rate: not negative, and with a learning_rate above 0"},
 	    {o->precision != DTYPE_F16 || o->scaler.fixed > 0 ||
 	         (o->scaler.window >= 1 && o->scaler.hysteresis >= 1 && o->scaler.least > 0 &&
 	          o->scaler.least <= ldexp(1, (int)o->scaler.power)),
@@ -133,24 +135,30 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {!o->distillation.teacher ||
 	         (o->preference.kind == PREFERENCE_NONE && o->label_smoothing == 0 && !o->dft),
 	     "distillation is for pretraining and fine-tuning, without label_smoothing and dft"},
-	    {!o->policy.generations || (o->policy.generations >= 2 &&
+	    {!o->policy.generations || ((o->policy.generations >= 2 || o->policy.loss == POLICY_PPO) &&
 	                                o->micro_batch * o->accumulation % o->policy.generations == 0),
 	     "a rank's completions of a step, micro_batch times accumulation, have to be a multiple of "
 	     "grpo.generations, which has to be at least 2"},
+	    {o->policy.loss != POLICY_PPO ||
+	         (o->policy.gamma >= 0 && o->policy.gamma <= 1 && o->policy.lambda >= 0 &&
+	          o->policy.lambda <= 1 && o->policy.value_weight >= 0 && o->policy.value_epsilon >= 0),
+	     "ppo: gamma and lambda have to be from 0 to 1, value_weight and value_epsilon not negative"},
 	    {!o->policy.generations ||
 	         (o->policy.max_tokens >= 1 && o->policy.temperature > 0 && o->policy.beta >= 0 &&
 	          o->policy.epsilon[0] > 0 && o->policy.epsilon[1] > 0 && o->policy.iterations >= 1 &&
 	          o->policy.sequences >= 0),
-	     "grpo: max_new_tokens and iterations have to be at least 1, temperature and epsilon above 0, "
+	     "grpo and ppo: max_new_tokens and iterations have to be at least 1, temperature and epsilon "
+	     "above 0, "
 	     "beta and sequences not negative"},
 	    {!o->policy.generations ||
 	         (o->preference.kind == PREFERENCE_NONE && !o->distillation.teacher && !o->fp8 &&
 	          o->neftune_alpha == 0 && o->label_smoothing == 0 && !o->dft && o->router_loss <= 0),
-	     "grpo goes without a teacher, fp8, neftune_alpha, label_smoothing, dft and router_loss"},
+	     "grpo and ppo go without a teacher, fp8, neftune_alpha, label_smoothing, dft and router_loss"},
 	    {!o->policy.generations || o->save_steps % o->policy.iterations == 0,
-	     "output.save_steps has to be a multiple of grpo.iterations: completions are not saved"},
+	     "output.save_steps has to be a multiple of grpo.iterations, or ppo.iterations: completions are "
+	     "not saved"},
 	    {train_sequence_degree(o) == 1 || !o->policy.generations,
-	     "grpo goes without parallel.sequence_degree"},
+	     "grpo and ppo go without parallel.sequence_degree"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,
 	     "prefetch has to be 0 to 15, persist_below not negative"},
 	};

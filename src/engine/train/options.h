@@ -33,6 +33,7 @@ struct train_options {
 	double momentum; /* of sgd, lars and muon */
 	bool nesterov;
 	double embedding_rate; /* of the embedding; 0: learning_rate */
+	double value_rate;     /* of the head of values; 0: learning_rate */
 	enum train_scale_rate scale_rate;
 	bool decay_all;
 	struct model_tuning tuning; /* what is trained; its lists are borrowed */

@@ -61,6 +61,7 @@ static int create_frozen(struct plan *p, struct device *dev, const struct model_
                          struct error *err)
 {
 	const struct model_config *teacher = options->distillation.teacher;
+	struct model_config own = *c;
 	struct model_options o = {.type = of->type,
 	                          .portable_attention = true,
 	                          .max_tokens = of->max_tokens,
@@ -75,7 +76,8 @@ static int create_frozen(struct plan *p, struct device *dev, const struct model_
 		return 0;
 	model_shapes(p->model, &shapes);
 	o.logits_rows = shapes.logits_rows;
-	r = whole_model_create(dev, teacher ? teacher : c, &o, &p->frozen, err);
+	own.values = false;
+	r = whole_model_create(dev, teacher ? teacher : &own, &o, &p->frozen, err);
 	if (r == 0 && teacher)
 		model_set_teacher(p->model, p->frozen.model);
 	return r < 0 ? error_prefix(err, teacher ? "the teacher" : "the reference") : 0;
@@ -109,6 +111,7 @@ static struct model_config config_of(const struct model_config *c, const struct 
 		out.logits_scale /= options->policy.temperature;
 		/* cap · tanh(x / cap) / T is a smaller cap on x / T. */
 		out.logits_cap /= options->policy.temperature;
+		out.values = options->policy.loss == POLICY_PPO;
 	}
 	return out;
 }

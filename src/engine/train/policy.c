@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "engine/train/ppo.h"
 
 /* The logarithm of a ratio that is still finite, so that an advantage of 0 times it is 0. */
 #define RATIO_MOST 500.0
@@ -20,11 +21,14 @@ void policy_options_default(struct policy_options *o)
 	                             .top_p = 1,
 	                             .epsilon = {0.2, 0.2},
 	                             .iterations = 1,
-	                             .loss = POLICY_DAPO};
+	                             .loss = POLICY_DAPO,
+	                             .gamma = 1,
+	                             .lambda = 0.95,
+	                             .value_weight = 0.1,
+	                             .value_epsilon = 0.2};
 }
 
-/* With n - 1 in the denominator, as PyTorch has it. */
-static double deviation(double n, double sum, double squares)
+double policy_deviation(double n, double sum, double squares)
 {
 	return n > 1 ? sqrt(MAX(squares - sum * sum / n, 0) / (n - 1)) : 0;
 }
@@ -44,9 +48,10 @@ void policy_advantages(const struct policy_options *o, const struct policy_total
 		squares += (rewards[i] - mean) * (rewards[i] - mean);
 	own = equal ? 0 : sqrt(squares / (o->generations - 1));
 	if (o->scale != POLICY_SCALE_NONE)
-		scale = DEVIATION_LEAST + (o->scale == POLICY_SCALE_GROUP
-		                               ? own
-		                               : deviation(all->completions, all->reward, all->squares));
+		scale =
+		    DEVIATION_LEAST + (o->scale == POLICY_SCALE_GROUP
+		                           ? own
+		                           : policy_deviation(all->completions, all->reward, all->squares));
 	for (int i = 0; i < o->generations; i++) {
 		advantages[i] = equal ? 0 : (rewards[i] - mean) / scale;
 		sums[POLICY_SUM_REWARD] += rewards[i];
@@ -69,12 +74,10 @@ static double weight(const struct policy_options *o, const struct policy_totals 
 	}
 }
 
-/* The loss of a token by its ratio, with the derivative by the ratio's logarithm, and whether the bound is
- * what counts. */
-static double clipped_loss(const struct policy_options *o, double ratio, double advantage, double now,
+double policy_clipped_loss(const struct policy_options *o, double log_ratio, double advantage, double now,
                            double *derivative, bool *clipped)
 {
-	double low = 1 - o->epsilon[0], high = 1 + o->epsilon[1];
+	double low = 1 - o->epsilon[0], high = 1 + o->epsilon[1], ratio = exp(MIN(log_ratio, RATIO_MOST));
 
 	if (o->loss == POLICY_CISPO) {
 		/* The bounded ratio is a weight, through which no derivative goes. */
@@ -101,8 +104,8 @@ void policy_completion(const struct policy_options *o, const struct policy_total
 		bool clipped;
 
 		/* The derivative of the mean by each token is 1 / length, and all tokens have that loss. */
-		loss = clipped_loss(o, exp(MIN(o->of_sequences ? mean : log_ratio, RATIO_MOST)), t->advantage,
-		                    now, &derivative, &clipped);
+		loss = policy_clipped_loss(o, o->of_sequences ? mean : log_ratio, t->advantage, now,
+		                           &derivative, &clipped);
 		if (t->reference) {
 			double below = (double)t->reference[i] - now, kl = exp(below) - below - 1;
 
@@ -135,6 +138,8 @@ int policy_metrics(const struct policy_options *o, const double sums[POLICY_SUMS
 	};
 	int count = (int)ARRAY_SIZE(all) - (o->beta > 0 ? 0 : 1);
 
+	if (o->loss == POLICY_PPO)
+		return ppo_metrics(o, sums, seconds, out);
 	for (int i = 0; i < count; i++)
 		out[i] = all[i];
 	return count;

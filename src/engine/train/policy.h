@@ -19,8 +19,9 @@
 
 /* How the losses of the tokens are put together: the mean over completions of the mean over a completion's
  * tokens; the mean over the tokens of all completions; their sum over completions times the most tokens that
- * one may have; and as the second, with another loss of a token. */
-enum policy_loss { POLICY_GRPO, POLICY_DAPO, POLICY_DR_GRPO, POLICY_CISPO };
+ * one may have; as the second, with another loss of a token; and as the second, with advantages of each token
+ * by itself, from a head of values (ppo.h). */
+enum policy_loss { POLICY_GRPO, POLICY_DAPO, POLICY_DR_GRPO, POLICY_CISPO, POLICY_PPO };
 
 /* By which standard deviation differences from a group's mean reward are divided. */
 enum policy_scale { POLICY_SCALE_GROUP, POLICY_SCALE_BATCH, POLICY_SCALE_NONE };
@@ -40,19 +41,23 @@ struct rollout {
 enum { POLICY_CLOSING_MOST = 8 };
 
 struct policy_options {
-	int generations;     /* completions of each prompt, at least 2; 0: the run is none of these */
+	int generations; /* completions of each prompt, at least 2, or of PPO 1; 0: the run is none of these
+	                  */
 	int64_t max_tokens;  /* of a completion */
 	int sequences;       /* that are generated at once on a rank; 0: all of a step */
 	double temperature;  /* above 0; counts in the losses, too */
 	double top_p, min_p; /* sampling.h, as top_k */
 	int64_t top_k;
-	double beta;       /* weight of the divergence from the reference; 0: there is none */
+	double beta; /* weight of the divergence from the reference; 0: there is none. Of PPO in rewards */
 	double epsilon[2]; /* how far a ratio counts below and above 1; of CISPO the highest ratio */
 	int iterations;    /* steps on the same completions */
 	enum policy_loss loss;
 	enum policy_scale scale;
 	bool of_sequences; /* the ratio is that of the whole completion, the geometric mean of its tokens' */
-	bool mask_unfinished;    /* completions that have not ended by themselves do not count in the loss */
+	bool mask_unfinished; /* completions that have not ended by themselves do not count in the loss */
+	/* Of PPO: what a later reward counts of one a token earlier, the λ of its advantages, the weight of
+	 * the values' part of the loss, and how far a value counts from what it was (0: without a bound). */
+	double gamma, lambda, value_weight, value_epsilon;
 	const int32_t *stops;    /* ids that end a completion; [stop_count], borrowed */
 	int64_t stop_count, ids; /* only ids below are chosen; 0: all */
 	/* A model of scores, of which each completion's is added to its reward, borrowed; NULL: none. It
@@ -88,6 +93,17 @@ enum policy_sum {
 	POLICY_SUM_COUNTED,   /* tokens that count in the loss */
 	POLICY_SUM_KL,        /* over these */
 	POLICY_SUM_CLIPPED,   /* of these, tokens whose ratio does not count */
+	/* Of PPO, over the tokens that count but for the first two: */
+	POLICY_SUM_REWARD_SQUARES, /* over completions */
+	POLICY_SUM_ENTROPY,        /* over the tokens of all completions, less their log-probabilities */
+	POLICY_SUM_POLICY_LOSS,
+	POLICY_SUM_VALUE_LOSS,
+	POLICY_SUM_VALUE_CLIPPED,
+	POLICY_SUM_MOVED, /* half the squares of the logarithms of ratios */
+	POLICY_SUM_RETURNS,
+	POLICY_SUM_RETURN_SQUARES,
+	POLICY_SUM_ERRORS, /* values less returns */
+	POLICY_SUM_ERROR_SQUARES,
 	POLICY_SUMS
 };
 
@@ -112,6 +128,14 @@ struct policy_tokens {
 };
 void policy_completion(const struct policy_options *o, const struct policy_totals *all,
                        const struct policy_tokens *tokens, float *derivatives, double sums[POLICY_SUMS]);
+
+/* The loss of a token by the logarithm of its ratio, with the derivative by that, and whether the bound is
+ * what counts. */
+double policy_clipped_loss(const struct policy_options *o, double log_ratio, double advantage, double now,
+                           double *derivative, bool *clipped);
+/* The standard deviation of n numbers by their sum and that of their squares, with n - 1 in the denominator,
+ * as PyTorch has it. */
+double policy_deviation(double n, double sum, double squares);
 
 /* The measurements of such a step, of which `seconds` are those of this rank for completions and for rewards;
  * returns their number. */

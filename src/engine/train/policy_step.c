@@ -13,11 +13,6 @@
 
 #define WAITING "waiting for the completions and rewards of the other ranks (parallel.timeout)"
 
-static bool counts(const struct trainer *t, const struct rollout *one)
-{
-	return one->finished || !t->o.policy.mask_unfinished;
-}
-
 /* ---- before the passes ---- */
 
 static int reward(struct trainer *t, struct error *err)
@@ -73,7 +68,7 @@ static int share_totals(struct trainer *t, struct error *err)
 		const struct rollout *one = &p->rollouts[i];
 
 		all.completions++;
-		all.counted += counts(t, one) ? (double)one->length : 0;
+		all.counted += policy_counts(t, one) ? (double)one->length : 0;
 		all.reward += p->rewards[i];
 		all.squares += p->rewards[i] * p->rewards[i];
 		all.tokens += (double)(one->prompt + one->length);
@@ -100,6 +95,10 @@ static void count_rewards(struct trainer *t)
 		p->sums[POLICY_SUM_LENGTH] += (double)p->rollouts[i].length;
 		p->sums[POLICY_SUM_FINISHED] += p->rollouts[i].finished;
 	}
+	if (trainer_has_values(t)) {
+		ppo_count(t);
+		return;
+	}
 	for (int64_t i = 0; i < p->count; i += t->o.policy.generations)
 		policy_advantages(&t->o.policy, &p->all, p->rewards + i, p->rewards + n + i, p->sums);
 }
@@ -125,6 +124,12 @@ int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
 		p->seconds[1] = (clock_monotonic() - made) / t->o.policy.iterations;
 		if ((r = share_totals(t, err)) < 0)
 			return error_prefix(err, WAITING);
+		if (trainer_has_values(t)) {
+			if ((r = ppo_begin(t, err)) < 0)
+				return r;
+			/* What the passes of the step would find once more is known. */
+			p->fresh = false;
+		}
 	}
 	count_rewards(t);
 	w->targets = (int64_t)p->all.counted;
@@ -215,17 +220,10 @@ static void add_rollout(struct trainer *t, const struct rollout *one, struct mod
 	memcpy(t->ids + at, one->ids, (size_t)n * sizeof(*t->ids));
 	for (int64_t i = 0; i < n; i++)
 		t->targets[at + i] =
-		    i + 1 >= one->prompt && i + 1 < n && counts(t, one) ? one->ids[i + 1] : -100;
+		    i + 1 >= one->prompt && i + 1 < n && policy_counts(t, one) ? one->ids[i + 1] : -100;
 	batch->tokens += n;
 	t->starts[++batch->documents] = (int32_t)batch->tokens;
 	t->row_ends[batch->rows++] = (int32_t)batch->tokens;
-}
-
-/* log-probabilities of a completion whose tokens begin at `losses`. */
-static void read_completion(const struct rollout *one, const float *losses, float *out)
-{
-	for (int64_t i = 0; i < one->length; i++)
-		out[i] = -losses[one->prompt - 1 + i];
 }
 
 static int weigh(void *context, const float *losses, float *factors, struct error *err)
@@ -235,6 +233,8 @@ static int weigh(void *context, const float *losses, float *factors, struct erro
 	int64_t most = t->o.policy.max_tokens, at = 0, n = t->o.micro_batch * t->o.accumulation;
 	float *derivatives = p->now + most;
 
+	if (trainer_has_values(t))
+		return ppo_weigh(t, losses, factors);
 	for (int64_t i = p->first; i < p->end && losses; i++) {
 		const struct rollout *one = &p->rollouts[i];
 		struct policy_tokens tokens = {
@@ -244,8 +244,8 @@ static int weigh(void *context, const float *losses, float *factors, struct erro
 		    .length = one->length,
 		    .advantage = p->rewards[n + i]};
 
-		if (counts(t, one)) {
-			read_completion(one, losses + at, p->now);
+		if (policy_counts(t, one)) {
+			policy_read_completion(one, losses + at, p->now);
 			if (p->fresh)
 				memcpy(p->then + i * most, p->now, (size_t)one->length * sizeof(*p->now));
 			policy_completion(&t->o.policy, &p->all, &tokens, derivatives, p->sums);
@@ -271,7 +271,7 @@ static int read_reference(struct trainer *t, const struct model_batch *batch, st
 	for (int64_t i = p->first; i < p->end; i++) {
 		const struct rollout *one = &p->rollouts[i];
 
-		read_completion(one, p->losses + at, p->reference + i * t->o.policy.max_tokens);
+		policy_read_completion(one, p->losses + at, p->reference + i * t->o.policy.max_tokens);
 		at += one->prompt + one->length;
 	}
 	return 0;
@@ -292,5 +292,6 @@ int policy_gather(struct trainer *t, int64_t micro_step, struct model_batch *bat
 	t->starts[0] = 0;
 	for (int64_t i = p->first; i < p->end; i++)
 		add_rollout(t, &p->rollouts[i], batch);
+	p->tokens = batch->tokens;
 	return read_reference(t, batch, err);
 }

@@ -273,7 +273,7 @@ int rollouts_allocate(struct trainer *t, struct error *err)
 	p->then = malloc(n * most * sizeof(*p->then));
 	p->reference = malloc(n * most * sizeof(*p->reference));
 	p->now = malloc(2 * most * sizeof(*p->now));
-	p->losses = malloc((size_t)(t->o.micro_batch * t->max_row) * sizeof(*p->losses));
+	p->losses = malloc(2 * (size_t)(t->o.micro_batch * t->max_row) * sizeof(*p->losses));
 	p->rewards = calloc(2 * n, sizeof(*p->rewards));
 	if (t->eval) {
 		p->held_out.rollouts = calloc(n, sizeof(*p->rollouts));

@@ -265,6 +265,7 @@ static struct optimizer_options optimizer_options_at(const struct trainer *t)
 	return (struct optimizer_options){
 	    .learning_rate = schedule_rate(&t->schedule, done + t->schedule_lead),
 	    .embedding_rate = o->embedding_rate > 0 ? o->embedding_rate / o->learning_rate : 1,
+	    .value_rate = o->value_rate > 0 ? o->value_rate / o->learning_rate : 1,
 	    .plus_ratio = o->plus_ratio > 0 ? o->plus_ratio : 1,
 	    .beta1 = o->beta1,
 	    .beta2 = o->beta2,

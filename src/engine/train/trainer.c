@@ -83,7 +83,8 @@ static int allocate(struct trainer *t, struct error *err)
 			return error_oom(err);
 	}
 	if ((r = preference_allocate(t, err)) < 0 || (r = rollouts_allocate(t, err)) < 0 ||
-	    (r = scores_allocate(t, err)) < 0 || (r = allocate_sums(t, err)) < 0)
+	    (r = ppo_allocate(t, err)) < 0 || (r = scores_allocate(t, err)) < 0 ||
+	    (r = allocate_sums(t, err)) < 0)
 		return r;
 	models = plan_shapes(t->plan, shapes);
 	shapes[0].quantized = t->plan->shard->largest_packed;
@@ -191,6 +192,7 @@ void trainer_free(struct trainer *t)
 		device_free(t->dev, t->memory);
 	preference_free(t);
 	rollouts_free(t);
+	ppo_free(t);
 	scores_free(t);
 	if (t->all_sums)
 		device_free_host(t->dev, t->all_sums);
