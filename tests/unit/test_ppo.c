@@ -235,16 +235,16 @@ START_TEST(measurements)
 	struct preference_metric out[PREFERENCE_METRICS_MAX];
 
 	o.beta = 0.05;
-	ck_assert_int_eq(policy_metrics(&o, sums, seconds, out), ARRAY_SIZE(want));
+	ck_assert_int_eq(ppo_metrics(&o, sums, seconds, out), ARRAY_SIZE(want));
 	for (size_t i = 0; i < ARRAY_SIZE(want); i++) {
 		ck_assert_str_eq(out[i].name, want[i].name);
 		ck_assert_double_eq_tol(out[i].value, want[i].value, 1e-12);
 	}
-	ck_assert_int_eq(policy_metrics(&o, none, seconds, out), ARRAY_SIZE(want));
+	ck_assert_int_eq(ppo_metrics(&o, none, seconds, out), ARRAY_SIZE(want));
 	for (size_t i = 0; i < ARRAY_SIZE(want); i++)
 		ck_assert(isfinite(out[i].value));
 	o.beta = 0;
-	ck_assert_int_eq(policy_metrics(&o, sums, seconds, out), ARRAY_SIZE(want) - 1);
+	ck_assert_int_eq(ppo_metrics(&o, sums, seconds, out), ARRAY_SIZE(want) - 1);
 }
 END_TEST
 

@@ -4,6 +4,7 @@
 
 #include "engine/dataset/sampler.h"
 #include "engine/train/plan.h"
+#include "engine/train/ppo.h"
 #include "engine/train/trainer.h"
 
 /* A step from when its operations are queued until the host has read its sums. */
@@ -198,6 +199,15 @@ int ppo_weigh(struct trainer *t, const float *losses, float *factors);
 int64_t policy_last(struct trainer *t, bool all);
 /* A micro-batch of completions; its tokens are 0 where there is none. */
 int policy_gather(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err);
+/* The same with its weigh. */
+int policy_micro_batch(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err);
+static inline int trainer_policy_metrics(const struct trainer *t, const double sums[POLICY_SUMS],
+                                         const double seconds[2],
+                                         struct preference_metric out[PREFERENCE_METRICS_MAX])
+{
+	return t->o.policy.loss == POLICY_PPO ? ppo_metrics(&t->o.policy, sums, seconds, out)
+	                                      : policy_metrics(&t->o.policy, sums, seconds, out);
+}
 
 /* Of either task: the loss is that of whole answers, whose sums are on the host until the passes have ended.
  */

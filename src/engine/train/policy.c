@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/cleanup.h"
-#include "engine/train/ppo.h"
 
 /* The logarithm of a ratio that is still finite, so that an advantage of 0 times it is 0. */
 #define RATIO_MOST 500.0
@@ -138,17 +137,14 @@ int policy_metrics(const struct policy_options *o, const double sums[POLICY_SUMS
 	};
 	int count = (int)ARRAY_SIZE(all) - (o->beta > 0 ? 0 : 1);
 
-	if (o->loss == POLICY_PPO)
-		return ppo_metrics(o, sums, seconds, out);
 	for (int i = 0; i < count; i++)
 		out[i] = all[i];
 	return count;
 }
 
-int policy_evaluation_metrics(const struct policy_options *o, const struct policy_evaluation *all,
-                              struct preference_metric out[PREFERENCE_METRICS_MAX])
+void policy_evaluation_metrics(const struct policy_evaluation *all, struct preference_metric *metrics,
+                               int count)
 {
-	const double none[POLICY_SUMS] = {0}, seconds[2] = {0};
 	double n = MAX(all->completions, 1), mean = all->reward / n;
 	const struct preference_metric known[] = {
 	    {"reward", mean},
@@ -157,13 +153,11 @@ int policy_evaluation_metrics(const struct policy_options *o, const struct polic
 	    {"completions/mean_length", all->length / n},
 	    {"completions/clipped_ratio", 1 - all->finished / n},
 	};
-	int count = policy_metrics(o, none, seconds, out);
 
 	for (int i = 0; i < count; i++) {
-		out[i].value = NAN;
+		metrics[i].value = NAN;
 		for (size_t k = 0; k < ARRAY_SIZE(known); k++)
-			if (!strcmp(out[i].name, known[k].name))
-				out[i].value = known[k].value;
+			if (!strcmp(metrics[i].name, known[k].name))
+				metrics[i].value = known[k].value;
 	}
-	return count;
 }

@@ -142,10 +142,10 @@ double policy_deviation(double n, double sum, double squares);
 int policy_metrics(const struct policy_options *o, const double sums[POLICY_SUMS], const double seconds[2],
                    struct preference_metric out[PREFERENCE_METRICS_MAX]);
 
-/* Sums over the completions of held-out prompts, and their measurements at the places of those of a step:
- * what only a step has is no number. */
+/* Sums over the completions of held-out prompts. Their measurements replace those of a step, of which there
+ * are `count`: what only a step has is no number. */
 struct policy_evaluation {
 	double completions, length, finished, reward, squares;
 };
-int policy_evaluation_metrics(const struct policy_options *o, const struct policy_evaluation *all,
-                              struct preference_metric out[PREFERENCE_METRICS_MAX]);
+void policy_evaluation_metrics(const struct policy_evaluation *all, struct preference_metric *metrics,
+                               int count);

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "engine/train/internal.h"
-#include "engine/train/ppo.h"
 
 #define WAITING "waiting for the advantages of the other ranks (parallel.timeout)"
 

@@ -165,7 +165,7 @@ static int gather_batch(struct trainer *t, int64_t micro_step, struct model_batc
 	const int64_t *rows = t->rows + micro_step * batch;
 
 	if (trainer_has_policy(t))
-		return policy_gather(t, micro_step, b, err);
+		return policy_micro_batch(t, micro_step, b, err);
 	trainer_gather(t, t->train, rows, batch, b);
 	if (trainer_prefers(t))
 		preference_set_batch(t, t->train, rows, batch, b);
@@ -410,7 +410,7 @@ int trainer_end_step(struct trainer *t, struct train_log *log, struct error *err
 		const double *sums = w->sums + PLAN_SUM_RANKS + t->world_size;
 
 		log->loss = sums[POLICY_SUM_LOSS];
-		log->metric_count = policy_metrics(&t->o.policy, sums, t->policy.seconds, log->metrics);
+		log->metric_count = trainer_policy_metrics(t, sums, t->policy.seconds, log->metrics);
 	}
 	measure(t, w, log);
 	return t->o.precision == DTYPE_F16 ? count_overflow(t, log, err) : check_finite(log, err);
