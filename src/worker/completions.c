@@ -94,8 +94,25 @@ void completions_close(struct completions *c)
 	*c = (struct completions){.fd = -1};
 }
 
+/* Of the reward of completion i. */
+static int add_parts(json_t *line, const struct policy_parts *parts, int64_t i, struct error *err)
+{
+	json_t *all;
+
+	if (parts->count == 0)
+		return 0;
+	all = json_object();
+	for (int k = 0; k < parts->count; k++)
+		if (json_object_set_new(all, parts->name[k],
+		                        json_real(parts->values[i * POLICY_PARTS_MOST + k])) < 0) {
+			json_decref(all);
+			return error_oom(err);
+		}
+	return json_object_set_new(line, "rewards", all) < 0 ? error_oom(err) : 0;
+}
+
 int completions_write(void *context, int64_t step, const struct rollout *rollouts, int64_t n,
-                      const double *rewards, struct error *err)
+                      const double *rewards, const struct policy_parts *parts, struct error *err)
 {
 	const struct completions *c = context;
 	int r = 0;
@@ -111,6 +128,8 @@ int completions_write(void *context, int64_t step, const struct rollout *rollout
 			return r;
 		if (json_object_set_new(line, "reward", json_real(rewards[i])) < 0)
 			return error_oom(err);
+		if ((r = add_parts(line, parts, i, err)) < 0)
+			return r;
 		exact_json_dump(line, -1, &text);
 		r = step_lines_write(c->fd, c->path, text.failed ? NULL : text.data, err);
 	}

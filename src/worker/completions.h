@@ -30,5 +30,5 @@ int completions_open(struct completions *c, const struct run_config *config, con
                      int64_t resumed_step, struct error *err);
 /* policy_options.on_rewards: writes the first of the completions. context: a struct completions. */
 int completions_write(void *context, int64_t step, const struct rollout *rollouts, int64_t n,
-                      const double *rewards, struct error *err);
+                      const double *rewards, const struct policy_parts *parts, struct error *err);
 void completions_close(struct completions *c);

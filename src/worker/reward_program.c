@@ -151,13 +151,14 @@ static int write_some(struct reward_program *p, const char *text, size_t len, si
 	return 0;
 }
 
-static int read_some(struct reward_program *p, int64_t n, int64_t *done, double *rewards, struct error *err)
+static int read_some(struct reward_program *p, int64_t n, int64_t *done, double *rewards,
+                     struct policy_parts *parts, struct error *err)
 {
 	char bytes[4096];
 	ssize_t got = read(p->out, bytes, sizeof(bytes));
 
 	if (got > 0)
-		return reward_lines_add(&p->lines, p->name, bytes, (size_t)got, n, done, rewards, err);
+		return reward_lines_add(&p->lines, p->name, bytes, (size_t)got, n, done, rewards, parts, err);
 	if (got == 0)
 		return describe_end(p, err);
 	return errno == EAGAIN || errno == EINTR ? 0
@@ -166,22 +167,23 @@ static int read_some(struct reward_program *p, int64_t n, int64_t *done, double 
 
 /* A line more than there were completions, as far as it has come: it may be one of the answers that was
  * taken. */
-static int check_surplus(struct reward_program *p, struct error *err)
+static int check_surplus(struct reward_program *p, struct policy_parts *parts, struct error *err)
 {
 	char bytes[256];
 	ssize_t got = read(p->out, bytes, sizeof(bytes));
 	int64_t none = 0;
 
-	return got > 0 ? reward_lines_add(&p->lines, p->name, bytes, (size_t)got, 0, &none, NULL, err) : 0;
+	return got > 0 ? reward_lines_add(&p->lines, p->name, bytes, (size_t)got, 0, &none, NULL, parts, err)
+	               : 0;
 }
 
 int reward_program_ask(struct reward_program *p, const char *text, size_t len, int64_t n, double *rewards,
-                       double timeout, struct error *err)
+                       struct policy_parts *parts, double timeout, struct error *err)
 {
 	size_t written = 0;
 	int64_t done = 0;
 	/* What the program has written since the call before answers no completion. */
-	int r = read_some(p, 0, &done, rewards, err);
+	int r = read_some(p, 0, &done, rewards, parts, err);
 
 	while (r == 0 && (done < n || written < len)) {
 		struct pollfd ends[] = {{.fd = p->out, .events = POLLIN},
@@ -196,9 +198,9 @@ int reward_program_ask(struct reward_program *p, const char *text, size_t len, i
 			                 "(parallel.timeout)",
 			                 p->name, (long long)done, (long long)n, timeout);
 		if (ready > 0 && ends[0].revents)
-			r = read_some(p, n, &done, rewards, err);
+			r = read_some(p, n, &done, rewards, parts, err);
 		if (ready > 0 && r == 0 && ends[1].revents)
 			r = write_some(p, text, len, &written, err);
 	}
-	return r < 0 ? r : check_surplus(p, err);
+	return r < 0 ? r : check_surplus(p, parts, err);
 }

@@ -56,7 +56,8 @@ int rewards_start(struct rewards *r, const struct run_config *config, const stru
 	                err);
 }
 
-int rewards_give(void *context, const struct rollout *rollouts, int64_t n, double *rewards, struct error *err)
+int rewards_give(void *context, const struct rollout *rollouts, int64_t n, double *rewards,
+                 struct policy_parts *parts, struct error *err)
 {
 	struct rewards *r = context;
 	_cleanup_strbuf_ struct strbuf lines = {0};
@@ -66,7 +67,7 @@ int rewards_give(void *context, const struct rollout *rollouts, int64_t n, doubl
 		s = add_line(r, &rollouts[i], i, n, &lines, err);
 	if (s < 0)
 		return s;
-	s = reward_program_ask(r->program, lines.data, lines.len, n, rewards,
+	s = reward_program_ask(r->program, lines.data, lines.len, n, rewards, parts,
 	                       (double)r->config->parallel.timeout, err);
 	return name_key(r->config, s, err);
 }

@@ -19,5 +19,5 @@ int rewards_start(struct rewards *r, const struct run_config *config, const stru
                   struct error *err);
 /* context: a struct rewards. */
 int rewards_give(void *context, const struct rollout *rollouts, int64_t n, double *rewards,
-                 struct error *err);
+                 struct policy_parts *parts, struct error *err);
 void rewards_end(struct rewards *r);

@@ -93,6 +93,22 @@ same_run one-out columns-out
 same_completions one columns
 [ "$(jq -s -c 'map([.columns.level == .row + 1, .columns.tags]) | unique' "$tmp/columns.asked")" = '[[true,[null,"t"]]]' ] || fail "the columns: $(head -n 3 "$tmp/columns.asked")"
 [ "$(jq -s -c 'map(.columns.tags) | unique' "$tmp/columns-out/completions.jsonl")" = '[[null,"t"]]' ] || fail "the columns of completions.jsonl"
+# Parts of rewards are reported by their names, and change nothing else; on two ranks they have to be the same.
+own parts
+sed -i 's|/parts.asked"|&, "even", "end"|; s|"generations"|"log_completions": 2, &|' "$tmp/parts.json"
+run parts || { cat "$tmp/parts.log"; fail "with parts of rewards"; }
+same_completions one parts
+diff <(losses "$tmp/one-out") <(losses "$tmp/parts-out" | sed -E 's|,"rewards/[a-z]*/mean":[^,}]*||g') || fail "parts of rewards: other losses"
+losses "$tmp/parts-out" | jq -s -e 'length == 6 and all(((.["rewards/even/mean"] + .["rewards/end/mean"] - .reward) | fabs) < 1e-12 and .["rewards/end/mean"] >= 0.125)' >/dev/null || { losses "$tmp/parts-out"; fail "the means of parts"; }
+jq -s -e 'length == 6 and all((.rewards | keys) == ["end", "even"] and (.rewards.even + .rewards.end - .reward | fabs < 1e-12))' "$tmp/parts-out/completions.jsonl" >/dev/null || fail "the parts of completions.jsonl"
+own parts-two '"accumulation": 4'
+sed -i 's|/parts-two.asked"|&, "even", "end"|' "$tmp/parts-two.json"
+pair parts-two || { cat "$tmp/parts-two-0.log" "$tmp/parts-two-1.log"; fail "with parts of rewards, two ranks"; }
+[ "$(losses "$tmp/parts-out" | jq -s -c 'map([.["rewards/even/mean"], .["rewards/end/mean"]] | map(. * 1e6 | round))')" = "$(losses "$tmp/parts-two-out" | jq -s -c 'map([.["rewards/even/mean"], .["rewards/end/mean"]] | map(. * 1e6 | round))')" ] || fail "the means of parts, two ranks"
+sed 's|"even", "end"|"end", "even"|' "$tmp/parts-two.json" >"$tmp/turned.json"
+rm -r "$tmp/parts-two-out"
+! pair parts-two turned || fail "ranks with other names"
+grep -h -q "^error: step 1: the program that gives rewards has given their parts other names on another rank" "$tmp/parts-two-0.log" "$tmp/parts-two-1.log" || { cat "$tmp"/parts-two-[01].log; fail "what it says of other names"; }
 # Held-out prompts have one completion each, also between two steps on the same completions; the training is the same without them.
 # They are more than a rank generates for a step, so that an evaluation takes two pieces.
 python more "$tmp"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Fuzzes what the program of grpo.reward writes: the first byte is the number of rewards that are awaited. In
- * whatever parts it comes, it is the same, and what is taken are finite numbers. */
+/* Fuzzes what the program that gives rewards writes: the first byte is the number of rewards that are
+ * awaited. In whatever pieces it comes, it is the same, and what is taken are finite numbers, the sums of
+ * their parts. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,8 @@ enum { MOST = 256 };
 
 struct taken {
 	int64_t done;
-	double rewards[MOST];
+	double rewards[MOST], values[MOST * POLICY_PARTS_MOST];
+	struct policy_parts parts;
 	struct error err;
 	int r;
 };
@@ -28,12 +30,15 @@ static void take(const char *text, size_t len, size_t part, int64_t n, struct ta
 
 	if (!l || !copy)
 		abort();
-	*out = (struct taken){.err = ERROR_INIT};
+	memset(out, 0, sizeof(*out));
+	out->err = (struct error)ERROR_INIT;
+	out->parts.values = out->values;
 	for (size_t at = 0; at < len && out->r == 0; at += part) {
 		size_t bytes = MIN(part, len - at);
 
 		memcpy(copy, text + at, bytes);
-		out->r = reward_lines_add(l, "p", copy, bytes, n, &out->done, out->rewards, &out->err);
+		out->r = reward_lines_add(l, "p", copy, bytes, n, &out->done, out->rewards, &out->parts,
+		                          &out->err);
 	}
 }
 
@@ -50,13 +55,23 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	for (size_t i = 0; i < size - 1; i++)
 		lines += text[i] == '\n';
 	if (whole.r != parts.r || whole.done != parts.done || strcmp(whole.err.message, parts.err.message) ||
-	    memcmp(whole.rewards, parts.rewards, sizeof(whole.rewards)))
+	    memcmp(whole.rewards, parts.rewards, sizeof(whole.rewards)) ||
+	    memcmp(whole.values, parts.values, sizeof(whole.values)) ||
+	    whole.parts.count != parts.parts.count ||
+	    memcmp(whole.parts.name, parts.parts.name, sizeof(whole.parts.name)))
 		abort();
 	if (whole.done > data[0] || (size_t)whole.done > lines ||
 	    (whole.r == 0 && (size_t)whole.done != lines) || (whole.r < 0 && !whole.err.message[0]))
 		abort();
-	for (int64_t i = 0; i < whole.done; i++)
-		if (!isfinite(whole.rewards[i]))
+	for (int64_t i = 0; i < whole.done; i++) {
+		double sum = 0;
+
+		for (int k = 0; k < whole.parts.count; k++)
+			sum += whole.values[i * POLICY_PARTS_MOST + k];
+		if (!isfinite(whole.rewards[i]) || (whole.parts.count > 0 && sum != whole.rewards[i]))
 			abort();
+	}
+	if (whole.parts.count > POLICY_PARTS_MOST || (whole.done > 0 && !whole.parts.known))
+		abort();
 	return 0;
 }

@@ -368,13 +368,41 @@ START_TEST(measurements_of_held_out_prompts)
 }
 END_TEST
 
+/* The digests of ranks add up without rounding, and those of other names, or of another order, differ. */
+START_TEST(parts_of_rewards)
+{
+	const struct policy_parts one = {.count = 1, .name = {"right"}},
+	                          two = {.count = 2, .name = {"right", "form"}},
+	                          turned = {.count = 2, .name = {"form", "right"}}, none = {0};
+	const double sums[POLICY_SUMS] = {
+	    [POLICY_SUM_COMPLETIONS] = 4, [POLICY_SUM_PARTS] = 3, [POLICY_SUM_PARTS + 1] = -1};
+	char names[POLICY_PARTS_MOST][POLICY_PART_METRIC];
+	struct preference_metric out[PREFERENCE_METRICS_MAX] = {{"reward", 7}};
+	double d = policy_parts_digest(&two);
+
+	ck_assert(d >= 1 && d <= 1 << 20 && d == floor(d));
+	ck_assert(policy_parts_digest(&one) != d && policy_parts_digest(&turned) != d);
+	ck_assert(policy_parts_digest(&none) == 0);
+	ck_assert_int_eq(policy_parts_metrics(&two, sums, names, out, 1), 3);
+	ck_assert_str_eq(out[0].name, "reward");
+	ck_assert_str_eq(out[1].name, "rewards/right/mean");
+	ck_assert_str_eq(out[2].name, "rewards/form/mean");
+	ck_assert(out[0].value == 7 && out[1].value == 0.75 && out[2].value == -0.25);
+	ck_assert_int_eq(policy_parts_metrics(&none, sums, names, out, 1), 1);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *suite = suite_create("policy");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {
-	    of_the_first_step_nothing_is_clipped, advantages_of_groups, equal_rewards_have_no_advantage,
-	    almost_equal_rewards_are_not_equal,   measurements,         measurements_of_held_out_prompts};
+	const TTest *const tests[] = {of_the_first_step_nothing_is_clipped,
+	                              advantages_of_groups,
+	                              equal_rewards_have_no_advantage,
+	                              almost_equal_rewards_are_not_equal,
+	                              measurements,
+	                              measurements_of_held_out_prompts,
+	                              parts_of_rewards};
 
 	tcase_add_loop_test(tc, derivatives_are_those_of_the_loss, 0, 3 * 4);
 	tcase_add_loop_test(tc, cispo_has_constant_ratios, 0, 4);

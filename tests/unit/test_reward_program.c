@@ -59,7 +59,10 @@ static struct reward_program *start(const char *script)
 static int ask(struct reward_program *p, const char *text, int64_t n, double *rewards, double timeout,
                struct error *err)
 {
-	return reward_program_ask(p, text, strlen(text), n, rewards, timeout, err);
+	_cleanup_free_ double *values = calloc((size_t)n * POLICY_PARTS_MOST + 1, sizeof(*values));
+	struct policy_parts parts = {.values = values};
+
+	return reward_program_ask(p, text, strlen(text), n, rewards, &parts, timeout, err);
 }
 
 /* Waits until a process has opened the fifo for writing and closed it again. */
@@ -378,6 +381,23 @@ static const struct {
     LINE("1e999\n", 0, "has written \"1e999\""),
     LINE("1,5\n", 0, "has written \"1,5\""),
     LINE("1 2\n", 0, "has written \"1 2\""),
+    LINE("a=1\n", 1, NULL),
+    LINE(" right=1.5\tshort_A-2.b=-0.25 \r\n", 1.25, NULL),
+    LINE("a=1 b=2 c=3 d=4 e=5 f=6 g=7 h=8\n", 36, NULL),
+    LINE("a=1 b=2 c=3 d=4 e=5 f=6 g=7 h=8 i=9\n", 0, "with up to 8, each as NAME=NUMBER"),
+    LINE("0123456789012345678901234567890123456789=1\n", 0, "each as NAME=NUMBER"),
+    LINE("012345678901234567890123456789012345678=1\n", 1, NULL),
+    LINE("a=1 2\n", 0, "each as NAME=NUMBER"),
+    LINE("1 a=2\n", 0, "has written \"1 a=2\""),
+    LINE("a=1 a=2\n", 0, "has written \"a=1 a=2\""),
+    LINE("a=\n", 0, "has written \"a=\""),
+    LINE("a= 1\n", 1, NULL),
+    LINE("a =1\n", 0, "has written \"a =1\""),
+    LINE("=1\n", 0, "has written \"=1\""),
+    LINE("a=1b=2\n", 0, "has written \"a=1b=2\""),
+    LINE("a=nan\n", 0, "has written \"a=nan\""),
+    LINE("a=1e308 b=1e308\n", 0, "has written \"a=1e308 b=1e308\""),
+    LINE("a/b=1\n", 0, "has written \"a/b=1\""),
     LINE("1\0002\n", 0, "has written \"1\""),
     LINE("1\000\n", 0, "has written \"1\""),
     LINE("\000\n", 0, "has written \"\""),
@@ -393,13 +413,14 @@ START_TEST(a_line_is_a_number)
 	for (size_t cut = 0; cut <= lines[_i].len; cut++) {
 		struct reward_lines l = {0};
 		struct error err = ERROR_INIT;
-		double rewards[2] = {77, 77};
+		double rewards[2] = {77, 77}, values[2 * POLICY_PARTS_MOST];
+		struct policy_parts parts = {.values = values};
 		int64_t done = 0;
-		int r = reward_lines_add(&l, "p", lines[_i].text, cut, 2, &done, rewards, &err);
+		int r = reward_lines_add(&l, "p", lines[_i].text, cut, 2, &done, rewards, &parts, &err);
 
 		if (r == 0)
 			r = reward_lines_add(&l, "p", lines[_i].text + cut, lines[_i].len - cut, 2, &done,
-			                     rewards, &err);
+			                     rewards, &parts, &err);
 		ck_assert_double_eq(rewards[1], 77);
 		if (lines[_i].words) {
 			ck_fails(r, &err, lines[_i].words);
@@ -423,9 +444,10 @@ START_TEST(a_line_has_an_end)
 		size_t len = REWARD_LINE_MOST - 1 + (size_t)more;
 		_cleanup_free_ char *text = numbers(1, (int)len);
 		struct reward_lines l = {0};
-		double reward = 77;
+		double reward = 77, values[POLICY_PARTS_MOST];
+		struct policy_parts parts = {.values = values};
 		int64_t done = 0;
-		int r = reward_lines_add(&l, "p", text, len + 1, 1, &done, &reward, &err);
+		int r = reward_lines_add(&l, "p", text, len + 1, 1, &done, &reward, &parts, &err);
 
 		if (more) {
 			ck_fails(r, &err, "p has written a line of more than 4095 bytes; expected a number");
@@ -442,20 +464,60 @@ START_TEST(lines_are_counted)
 {
 	struct reward_lines l = {0};
 	struct error err = ERROR_INIT;
-	double rewards[3] = {77, 77, 77};
+	double rewards[3] = {77, 77, 77}, values[3 * POLICY_PARTS_MOST];
+	struct policy_parts parts = {.values = values};
 	int64_t done = 0;
 
 	/* Half of a line stays for the next part. */
-	ck_ok(reward_lines_add(&l, "p", "1\n2", 3, 2, &done, rewards, &err), &err);
+	ck_ok(reward_lines_add(&l, "p", "1\n2", 3, 2, &done, rewards, &parts, &err), &err);
 	ck_assert_int_eq(done, 1);
-	ck_ok(reward_lines_add(&l, "p", "5\n", 2, 2, &done, rewards, &err), &err);
+	ck_ok(reward_lines_add(&l, "p", "5\n", 2, 2, &done, rewards, &parts, &err), &err);
 	ck_assert_int_eq(done, 2);
 	ck_assert(rewards[0] == 1 && rewards[1] == 25);
-	ck_ok(reward_lines_add(&l, "p", "6", 1, 2, &done, rewards, &err), &err);
-	ck_fails(reward_lines_add(&l, "p", "\n", 1, 2, &done, rewards, &err), &err,
+	ck_ok(reward_lines_add(&l, "p", "6", 1, 2, &done, rewards, &parts, &err), &err);
+	ck_fails(reward_lines_add(&l, "p", "\n", 1, 2, &done, rewards, &parts, &err), &err,
 	         "p has written more lines than it was given");
 	ck_assert_int_eq(done, 2);
 	ck_assert_double_eq(rewards[2], 77);
+}
+END_TEST
+
+/* The first line says what the others have. */
+START_TEST(parts_of_rewards)
+{
+	struct reward_lines l = {0};
+	struct error err = ERROR_INIT;
+	double rewards[3], values[3 * POLICY_PARTS_MOST], alone[POLICY_PARTS_MOST];
+	struct policy_parts parts = {.values = values}, none = {.values = alone};
+	int64_t done = 0;
+
+	ck_ok(reward_lines_add(&l, "p", "right=1 form=-0.5\nright=0 form=0.25\n", 36, 3, &done, rewards,
+	                       &parts, &err),
+	      &err);
+	ck_assert_int_eq(done, 2);
+	ck_assert(rewards[0] == 0.5 && rewards[1] == 0.25);
+	ck_assert_int_eq(parts.count, 2);
+	ck_assert_str_eq(parts.name[0], "right");
+	ck_assert_str_eq(parts.name[1], "form");
+	ck_assert(values[0] == 1 && values[1] == -0.5 && values[2] == 0);
+	ck_assert(values[POLICY_PARTS_MOST] == 0 && values[POLICY_PARTS_MOST + 1] == 0.25);
+	ck_fails(
+	    reward_lines_add(&l, "p", "form=1 right=1\n", 15, 3, &done, rewards, &parts, &err), &err,
+	    "p has written \"form=1 right=1\"; expected the names of its first line in each: right form");
+	l.len = 0;
+	ck_fails(reward_lines_add(&l, "p", "right=1\n", 8, 3, &done, rewards, &parts, &err), &err,
+	         "expected the names of its first line in each: right form");
+	l.len = 0;
+	ck_fails(reward_lines_add(&l, "p", "1\n", 2, 3, &done, rewards, &parts, &err), &err,
+	         "expected the names of its first line in each: right form");
+	ck_assert_int_eq(done, 2);
+	ck_assert(parts.count == 2 && parts.values == values);
+	l.len = 0;
+	done = 0;
+	ck_ok(reward_lines_add(&l, "p", "7\n", 2, 1, &done, rewards, &none, &err), &err);
+	ck_assert(none.known && none.count == 0);
+	ck_fails(reward_lines_add(&l, "p", "a=1\n", 4, 2, &done, rewards, &none, &err), &err,
+	         "p has written \"a=1\"; expected a number alone, as in its first line");
 }
 END_TEST
 
@@ -463,7 +525,8 @@ int main(void)
 {
 	Suite *suite = suite_create("reward program");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {each_line_has_its_answer,
+	const TTest *const tests[] = {parts_of_rewards,
+	                              each_line_has_its_answer,
 	                              answers_may_come_before_all_is_read,
 	                              it_is_a_process_of_its_own,
 	                              a_silent_program,

@@ -101,16 +101,17 @@ START_TEST(lines_of_completions)
 	struct run_config config = {.task = RUN_GRPO, .grpo.reward = script, .parallel.timeout = 300};
 	struct rewards r;
 	const struct rollout both[] = {p.rollout, q.rollout};
-	double rewards[2] = {0};
+	double rewards[2] = {0}, values[2 * POLICY_PARTS_MOST];
+	struct policy_parts parts = {.values = values};
 	_cleanup_free_ char *text = NULL;
 	struct error err = ERROR_INIT;
 
 	ck_ok(rewards_start(&r, &config, &tok, &err), &err);
-	ck_ok(rewards_give(&r, both, 2, rewards, &err), &err);
+	ck_ok(rewards_give(&r, both, 2, rewards, &parts, &err), &err);
 	ck_assert(rewards[0] == 1 && rewards[1] == 2);
 	/* The program stays for the next ones. */
 	q.rollout.finished = q.rollout.held_out = true;
-	ck_ok(rewards_give(&r, &q.rollout, 1, rewards, &err), &err);
+	ck_ok(rewards_give(&r, &q.rollout, 1, rewards, &parts, &err), &err);
 	ck_assert(rewards[0] == 3 && rewards[1] == 2);
 	rewards_end(&r);
 	ck_assert_ptr_null(r.program);
@@ -147,10 +148,11 @@ START_TEST(columns_of_the_data)
 	struct rewards r;
 	_cleanup_free_ char *text = NULL;
 	struct error err = ERROR_INIT;
-	double reward;
+	double reward, values[POLICY_PARTS_MOST];
+	struct policy_parts parts = {.values = values};
 
 	ck_ok(rewards_start(&r, &config, &tok, &err), &err);
-	ck_ok(rewards_give(&r, &p.rollout, 1, &reward, &err), &err);
+	ck_ok(rewards_give(&r, &p.rollout, 1, &reward, &parts, &err), &err);
 	rewards_end(&r);
 	text = written();
 	ck_assert_msg(str_starts(text,
@@ -194,9 +196,10 @@ START_TEST(any_bytes_are_text)
 	ck_ok(rewards_start(&r, &config, &tok, &err), &err);
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct played p = play(0, "Q", "", cases[i].bytes, cases[i].len);
-		double reward;
+		double reward, values[POLICY_PARTS_MOST];
+		struct policy_parts parts = {.values = values};
 
-		ck_ok(rewards_give(&r, &p.rollout, 1, &reward, &err), &err);
+		ck_ok(rewards_give(&r, &p.rollout, 1, &reward, &parts, &err), &err);
 		ck_assert_double_eq(reward, (double)i + 1);
 		clear(&p);
 	}
@@ -252,20 +255,28 @@ START_TEST(completions_in_a_file)
 	struct played p = play(0, "Q", "", "a", 1);
 	struct rollout set[3] = {p.rollout, p.rollout, p.rollout};
 	const double rewards[3] = {1, 0.5, -2};
-	_cleanup_free_ char *text = NULL;
+	double values[2 * POLICY_PARTS_MOST] = {0.75, 0.25, [POLICY_PARTS_MOST] = 1, -0.5};
+	const struct policy_parts none = {.known = true},
+	                          two = {
+	                              .known = true, .count = 2, .name = {"right", "form"}, .values = values};
+	_cleanup_free_ char *text = NULL, *all = NULL;
 	struct completions c = {0};
 	struct error err = ERROR_INIT;
 	size_t len;
 
 	/* Of a rank that writes nothing. */
-	ck_ok(completions_write(&c, 1, set, 3, rewards, &err), &err);
+	ck_ok(completions_write(&c, 1, set, 3, rewards, &none, &err), &err);
 	ck_ok(completions_open(&c, &config, &tok, 0, &err), &err);
 	for (int64_t step = 1; step <= 7; step += 2)
-		ck_ok(completions_write(&c, step, set, step == 7 ? 1 : 3, rewards, &err), &err);
-	ck_ok(completions_write(&c, 9, set, 0, rewards, &err), &err);
+		ck_ok(completions_write(&c, step, set, step == 7 ? 1 : 3, rewards, &none, &err), &err);
+	ck_ok(completions_write(&c, 9, set, 0, rewards, &none, &err), &err);
 	set[0].held_out = true;
-	ck_ok(completions_write(&c, 9, set, 3, rewards, &err), &err);
+	ck_ok(completions_write(&c, 9, set, 3, rewards, &two, &err), &err);
 	check_steps("completions.jsonl", "11335579h9");
+	ck_ok(file_read("completions.jsonl", 1 << 20, &all, &len, &err), &err);
+	ck_assert(strstr(
+	    all, "\"held_out\":true,\"row\":0,\"reward\":1.0,\"rewards\":{\"right\":0.75,\"form\":0.25}}\n"));
+	ck_assert(strstr(all, "\"reward\":0.5,\"rewards\":{\"right\":1.0,\"form\":-0.5}}\n"));
 	completions_close(&c);
 	ck_ok(completions_open(&c, &config, &tok, 6, &err), &err);
 	check_steps("completions.jsonl", "113355");

@@ -78,16 +78,18 @@ struct trainer {
 		int64_t first, end; /* of the micro-batch: from first to before end */
 		int64_t tokens;     /* of the micro-batch */
 		struct rollout *rollouts;
-		int32_t *ids;            /* [.., max_row] */
-		float *then, *reference; /* [.., max_tokens] */
-		float *now;              /* [max_tokens] of one, and as many derivatives */
-		float *losses;           /* [micro_batch, max_row], with values twice */
-		double *rewards;         /* and then the advantages */
+		int32_t *ids;                     /* [.., max_row] */
+		float *then, *reference;          /* [.., max_tokens] */
+		float *now;                       /* [max_tokens] of one, and as many derivatives */
+		float *losses;                    /* [micro_batch, max_row], with values twice */
+		double *rewards;                  /* and then the advantages */
+		struct policy_parts reward_parts; /* of these */
+		char part_names[POLICY_PARTS_MOST][POLICY_PART_METRIC];
 		/* What an evaluation has in place of those, which the next step may need once more. */
 		struct {
 			struct rollout *rollouts;
 			int32_t *ids;
-			double *rewards;
+			double *rewards, *reward_parts;
 		} held_out;
 		struct model_part *parts; /* of a pass, and their tokens */
 		int32_t *next;
@@ -201,12 +203,15 @@ int64_t policy_last(struct trainer *t, bool all);
 int policy_gather(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err);
 /* The same with its weigh. */
 int policy_micro_batch(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err);
-static inline int trainer_policy_metrics(const struct trainer *t, const double sums[POLICY_SUMS],
+/* The names of the parts of rewards are the trainer's. */
+static inline int trainer_policy_metrics(struct trainer *t, const double sums[POLICY_SUMS],
                                          const double seconds[2],
                                          struct preference_metric out[PREFERENCE_METRICS_MAX])
 {
-	return t->o.policy.loss == POLICY_PPO ? ppo_metrics(&t->o.policy, sums, seconds, out)
-	                                      : policy_metrics(&t->o.policy, sums, seconds, out);
+	int n = t->o.policy.loss == POLICY_PPO ? ppo_metrics(&t->o.policy, sums, seconds, out)
+	                                       : policy_metrics(&t->o.policy, sums, seconds, out);
+
+	return policy_parts_metrics(&t->policy.reward_parts, sums, t->policy.part_names, out, n);
 }
 
 /* Of either task: the loss is that of whole answers, whose sums are on the host until the passes have ended.

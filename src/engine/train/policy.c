@@ -3,9 +3,11 @@
 #include "engine/train/policy.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/cleanup.h"
+#include "base/hash.h"
 
 /* The logarithm of a ratio that is still finite, so that an advantage of 0 times it is 0. */
 #define RATIO_MOST 500.0
@@ -139,6 +141,28 @@ int policy_metrics(const struct policy_options *o, const double sums[POLICY_SUMS
 
 	for (int i = 0; i < count; i++)
 		out[i] = all[i];
+	return count;
+}
+
+double policy_parts_digest(const struct policy_parts *parts)
+{
+	enum { BELOW = 1 << 20 };
+	uint64_t h = (uint64_t)parts->count;
+
+	for (int i = 0; i < parts->count; i++)
+		h = hash_bytes(parts->name[i], strlen(parts->name[i]) + 1, h);
+	return parts->count > 0 ? (double)(1 + h % BELOW) : 0;
+}
+
+int policy_parts_metrics(const struct policy_parts *parts, const double sums[POLICY_SUMS],
+                         char names[POLICY_PARTS_MOST][POLICY_PART_METRIC],
+                         struct preference_metric out[PREFERENCE_METRICS_MAX], int count)
+{
+	for (int i = 0; i < parts->count; i++) {
+		snprintf(names[i], POLICY_PART_METRIC, "rewards/%s/mean", parts->name[i]);
+		out[count++] = (struct preference_metric){names[i], sums[POLICY_SUM_PARTS + i] /
+		                                                        MAX(sums[POLICY_SUM_COMPLETIONS], 1)};
+	}
 	return count;
 }
 

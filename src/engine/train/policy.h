@@ -38,7 +38,15 @@ struct rollout {
 	int64_t answers;
 };
 
-enum { POLICY_CLOSING_MOST = 8 };
+enum { POLICY_CLOSING_MOST = 8, POLICY_PARTS_MOST = 8, POLICY_PART_NAME = 40 };
+
+/* What rewards are sums of, where that is known: the same for each. */
+struct policy_parts {
+	bool known; /* whether there are any, and how many */
+	int count;
+	char name[POLICY_PARTS_MOST][POLICY_PART_NAME];
+	double *values; /* [completions][POLICY_PARTS_MOST] */
+};
 
 struct policy_options {
 	int generations; /* completions of each prompt, at least 2, or of PPO 1; 0: the run is none of these
@@ -67,15 +75,15 @@ struct policy_options {
 	int32_t closing[POLICY_CLOSING_MOST];
 	int closing_count;
 	/* NULL with a reward model: it alone gives rewards. The rewards of n completions, on each rank of its
-	 * own ones. Called between steps. */
+	 * own ones, and their parts. Called between steps. */
 	int (*reward)(void *context, const struct rollout *rollouts, int64_t n, double *rewards,
-	              struct error *err);
+	              struct policy_parts *parts, struct error *err);
 	void *reward_context;
 	/* NULL, or called on each rank with its completions and their rewards: before step `step` (from 1),
 	 * where on_log will be called behind it, or behind another step on the same completions; and in the
 	 * evaluation behind that step with those that a rank has generated first. */
 	int (*on_rewards)(void *context, int64_t step, const struct rollout *rollouts, int64_t n,
-	                  const double *rewards, struct error *err);
+	                  const double *rewards, const struct policy_parts *parts, struct error *err);
 	void *on_rewards_context;
 };
 void policy_options_default(struct policy_options *o); /* no policy */
@@ -104,7 +112,8 @@ enum policy_sum {
 	POLICY_SUM_RETURN_SQUARES,
 	POLICY_SUM_ERRORS, /* values less returns */
 	POLICY_SUM_ERROR_SQUARES,
-	POLICY_SUMS
+	POLICY_SUM_PARTS, /* of each part of the rewards, over completions */
+	POLICY_SUMS = POLICY_SUM_PARTS + POLICY_PARTS_MOST
 };
 
 /* Of all ranks' completions of a step, before its first pass. */
@@ -112,6 +121,7 @@ struct policy_totals {
 	double completions, counted; /* counted: tokens that count in the loss */
 	double reward, squares;      /* sums of rewards and of their squares */
 	double tokens;               /* of prompts and completions */
+	double names;                /* policy_parts_digest of each completion's rank */
 };
 
 /* The advantages of the completions of one group, with the sums that it adds to. */
@@ -137,10 +147,20 @@ double policy_clipped_loss(const struct policy_options *o, double log_ratio, dou
  * as PyTorch has it. */
 double policy_deviation(double n, double sum, double squares);
 
+/* A number of the names of the parts, a whole one, of which a million add up without rounding. */
+double policy_parts_digest(const struct policy_parts *parts);
+
 /* The measurements of such a step, of which `seconds` are those of this rank for completions and for rewards;
  * returns their number. */
 int policy_metrics(const struct policy_options *o, const double sums[POLICY_SUMS], const double seconds[2],
                    struct preference_metric out[PREFERENCE_METRICS_MAX]);
+
+/* The means of the parts of rewards, rewards/NAME/mean, behind `count` measurements: how many there are then.
+ * `names`: memory for theirs. */
+enum { POLICY_PART_METRIC = POLICY_PART_NAME + 16 };
+int policy_parts_metrics(const struct policy_parts *parts, const double sums[POLICY_SUMS],
+                         char names[POLICY_PARTS_MOST][POLICY_PART_METRIC],
+                         struct preference_metric out[PREFERENCE_METRICS_MAX], int count);
 
 /* Sums over the completions of held-out prompts. Their measurements replace those of a step, of which there
  * are `count`: what only a step has is no number. */

@@ -24,7 +24,7 @@ static int reward(struct trainer *t, struct error *err)
 		return 0;
 	memset(p->rewards, 0, (size_t)p->count * sizeof(*p->rewards));
 	if (o->reward)
-		r = o->reward(o->reward_context, p->rollouts, p->count, p->rewards, err);
+		r = o->reward(o->reward_context, p->rollouts, p->count, p->rewards, &p->reward_parts, err);
 	if (r == 0 && o->reward_model)
 		r = scores_add(t, p->rollouts, p->count, p->rewards, err);
 	for (int64_t i = 0; i < p->count && r == 0; i++)
@@ -40,9 +40,9 @@ static int report(struct trainer *t, int64_t step, struct error *err)
 	const struct policy_options *o = &t->o.policy;
 	struct policy_work *p = &t->policy;
 
-	return o->on_rewards
-	           ? o->on_rewards(o->on_rewards_context, step, p->rollouts, p->count, p->rewards, err)
-	           : 0;
+	return o->on_rewards ? o->on_rewards(o->on_rewards_context, step, p->rollouts, p->count, p->rewards,
+	                                     &p->reward_parts, err)
+	                     : 0;
 }
 
 /* Whether there is a log behind one of the steps on the same completions, of which `step` is the first. */
@@ -59,8 +59,8 @@ static bool is_logged(const struct trainer *t, int64_t step)
 static int share_totals(struct trainer *t, struct error *err)
 {
 	struct policy_work *p = &t->policy;
+	double *device = policy_device_totals(t), digest = policy_parts_digest(&p->reward_parts);
 	struct policy_totals all = {0};
-	double *device = policy_device_totals(t);
 	int r;
 
 	for (int64_t i = 0; i < p->count; i++) {
@@ -71,6 +71,7 @@ static int share_totals(struct trainer *t, struct error *err)
 		all.reward += p->rewards[i];
 		all.squares += p->rewards[i] * p->rewards[i];
 		all.tokens += (double)(one->prompt + one->length);
+		all.names += digest;
 	}
 	if (t->world_size > 1 &&
 	    ((r = device_write(t->dev, device, &all, sizeof(all), err)) < 0 ||
@@ -80,6 +81,18 @@ static int share_totals(struct trainer *t, struct error *err)
 		return r;
 	p->all = all;
 	return 0;
+}
+
+/* The parts of rewards are summed by their places. */
+static int check_names(const struct trainer *t, struct error *err)
+{
+	const struct policy_work *p = &t->policy;
+
+	if (p->count == 0 || p->all.names == policy_parts_digest(&p->reward_parts) * p->all.completions)
+		return 0;
+	return error_set(err, -EINVAL,
+	                 "the program that gives rewards has given their parts other names on another rank; "
+	                 "expected the same names, in the same order, on each");
 }
 
 /* The sums of this rank that do not come from passes, and the advantages. */
@@ -93,6 +106,8 @@ static void count_rewards(struct trainer *t)
 		p->sums[POLICY_SUM_COMPLETIONS]++;
 		p->sums[POLICY_SUM_LENGTH] += (double)p->rollouts[i].length;
 		p->sums[POLICY_SUM_FINISHED] += p->rollouts[i].finished;
+		for (int k = 0; k < p->reward_parts.count; k++)
+			p->sums[POLICY_SUM_PARTS + k] += p->reward_parts.values[i * POLICY_PARTS_MOST + k];
 	}
 	if (trainer_has_values(t)) {
 		ppo_count(t);
@@ -123,6 +138,8 @@ int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
 		p->seconds[1] = (clock_monotonic() - made) / t->o.policy.iterations;
 		if ((r = share_totals(t, err)) < 0)
 			return error_prefix(err, WAITING);
+		if ((r = check_names(t, err)) < 0)
+			return r;
 		if (trainer_has_values(t)) {
 			if ((r = ppo_begin(t, err)) < 0)
 				return r;
@@ -170,17 +187,20 @@ int policy_evaluate(struct trainer *t, struct preference_metric *metrics, struct
 	double *device = policy_device_totals(t);
 	int r;
 
-	_Static_assert(sizeof(all) == PLAN_TOTALS * sizeof(double), "as many as the plan has room for");
+	_Static_assert(sizeof(all) <= PLAN_TOTALS * sizeof(double), "the plan has room for them");
 	p->rollouts = p->held_out.rollouts;
 	p->ids = p->held_out.ids;
 	p->rewards = p->held_out.rewards;
+	p->reward_parts.values = p->held_out.reward_parts;
 	r = evaluate(t, &all, err);
 	*p = kept;
 	if (r < 0)
 		return error_prefix(err, "evaluation");
 	if (t->world_size > 1 &&
 	    ((r = device_write(t->dev, device, &all, sizeof(all), err)) < 0 ||
-	     (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, PLAN_TOTALS, COMM_SUM), err)) < 0 ||
+	     (r = comm_wait(t->comm,
+	                    comm_all_reduce_f64(t->comm, device, sizeof(all) / sizeof(double), COMM_SUM),
+	                    err)) < 0 ||
 	     (r = device_read(t->dev, &all, device, sizeof(all), err)) < 0 ||
 	     (r = trainer_check_comm(t, err)) < 0))
 		return error_prefix(err, "evaluation: " WAITING);

@@ -128,7 +128,8 @@ int ppo_metrics(const struct policy_options *o, const double sums[POLICY_SUMS], 
 	};
 	int count = (int)ARRAY_SIZE(all) - (o->beta > 0 ? 0 : 1);
 
-	_Static_assert(ARRAY_SIZE(all) <= PREFERENCE_METRICS_MAX, "a log has room for them");
+	_Static_assert(ARRAY_SIZE(all) + POLICY_PARTS_MOST <= PREFERENCE_METRICS_MAX,
+	               "a log has room for them");
 	for (int i = 0; i < count; i++)
 		out[i] = all[i];
 	return count;

@@ -78,7 +78,7 @@ void preference_label(const struct preference_options *o, const struct preferenc
 /* The loss of the rows in the sums. */
 double preference_mean_loss(const struct preference_options *o, const double sums[PREFERENCE_SUMS]);
 
-#define PREFERENCE_METRICS_MAX 16
+#define PREFERENCE_METRICS_MAX 24
 struct preference_metric {
 	const char *name; /* TRL's; static */
 	double value;

@@ -275,11 +275,14 @@ int rollouts_allocate(struct trainer *t, struct error *err)
 	p->now = malloc(2 * most * sizeof(*p->now));
 	p->losses = malloc(2 * (size_t)(t->o.micro_batch * t->max_row) * sizeof(*p->losses));
 	p->rewards = calloc(2 * n, sizeof(*p->rewards));
+	p->reward_parts.values = calloc(n * POLICY_PARTS_MOST, sizeof(*p->reward_parts.values));
 	if (t->eval) {
 		p->held_out.rollouts = calloc(n, sizeof(*p->rollouts));
 		p->held_out.ids = malloc(n * (size_t)t->max_row * sizeof(*p->ids));
 		p->held_out.rewards = calloc(n, sizeof(*p->rewards));
-		if (!p->held_out.rollouts || !p->held_out.ids || !p->held_out.rewards)
+		p->held_out.reward_parts = calloc(n * POLICY_PARTS_MOST, sizeof(*p->held_out.reward_parts));
+		if (!p->held_out.rollouts || !p->held_out.ids || !p->held_out.rewards ||
+		    !p->held_out.reward_parts)
 			return error_oom(err);
 	}
 	p->parts = calloc(n, sizeof(*p->parts));
@@ -287,7 +290,7 @@ int rollouts_allocate(struct trainer *t, struct error *err)
 	p->uniform = calloc(n, sizeof(*p->uniform));
 	p->chosen = calloc(n, sizeof(*p->chosen));
 	return p->rollouts && p->ids && p->then && p->reference && p->now && p->losses && p->rewards &&
-	               p->parts && p->next && p->uniform && p->chosen
+	               p->reward_parts.values && p->parts && p->next && p->uniform && p->chosen
 	           ? 0
 	           : error_oom(err);
 }
@@ -303,9 +306,11 @@ void rollouts_free(struct trainer *t)
 	free(p->now);
 	free(p->losses);
 	free(p->rewards);
+	free(p->reward_parts.values);
 	free(p->held_out.rollouts);
 	free(p->held_out.ids);
 	free(p->held_out.rewards);
+	free(p->held_out.reward_parts);
 	free(p->parts);
 	free(p->next);
 	free(p->uniform);
