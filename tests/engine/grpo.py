@@ -4,7 +4,8 @@ grpo.py more DIR                               more prompts, DIR/more.jsonl
 grpo.py replay DIR RATE NAME MODEL KEY=VALUE…  trains the model in transformers on the completions that the reward program of the run has recorded
                                                (DIR/NAME.asked), with AdamW and TRL's definitions of the loss, and compares losses, gradient norms,
                                                measurements and weights with those of DIR/NAME-out; also whether the tokens are those that the model's
-                                               probabilities and the run's random numbers give"""
+                                               probabilities and the run's random numbers give
+grpo.py replays FILE                           the same for each line of the file, which has the arguments"""
 import json
 import math
 import os
@@ -202,5 +203,12 @@ def replay(directory, rate, name, which, *settings):
     assert worst["loss"] < slack * 2e-5 and worst["grad_norm"] < slack * 2e-3 and worst["kl"] < slack * 1e-5 and off < slack * 0.02 and other <= slack * tokens / 200
 
 
+def replays(file, replay):
+    """All of them in one process: PyTorch takes seconds to begin."""
+    with open(file) as f:
+        for line in f:
+            replay(*line.split())
+
+
 if __name__ == "__main__":
-    {"make": make, "more": more, "replay": replay}[sys.argv[1]](*sys.argv[2:])
+    {"make": make, "more": more, "replay": replay, "replays": lambda file: replays(file, replay)}[sys.argv[1]](*sys.argv[2:])

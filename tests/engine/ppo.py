@@ -2,7 +2,8 @@
 """ppo.py make TOKENIZER DIR                  models and prompts, as grpo.py makes them
 ppo.py replay DIR RATE NAME MODEL KEY=VALUE…  trains the model with a head of values in transformers on the completions that the reward program of the run has
                                               recorded (DIR/NAME.asked), with AdamW and TRL's definitions of advantages and losses, and compares losses, gradient
-                                              norms, measurements, weights and the head with those of DIR/NAME-out"""
+                                              norms, measurements, weights and the head with those of DIR/NAME-out
+ppo.py replays FILE                           the same for each line of the file, which has the arguments"""
 import glob
 import json
 import math
@@ -13,7 +14,7 @@ import safetensors.torch
 import torch
 import transformers as tf
 
-from grpo import make, of_tokens, score
+from grpo import make, of_tokens, replays, score
 
 
 def forward(model, head, one, temperature):
@@ -119,4 +120,4 @@ def replay(directory, rate, name, which, *settings):
 
 
 if __name__ == "__main__":
-    {"make": make, "replay": replay}[sys.argv[1]](*sys.argv[2:])
+    {"make": make, "replay": replay, "replays": lambda file: replays(file, replay)}[sys.argv[1]](*sys.argv[2:])

@@ -27,7 +27,7 @@ like() { # NAME MODEL GRPO TRAIN SETTINGS…: as with transformers
 	run "$1" || { cat "$tmp/$1.log"; fail "$1"; }
 	# A GPU says that heads of 16 are slow.
 	! grep warning "$tmp/$1.log" | grep -v 'tensor cores' || fail "$1: a warning"
-	python replay "$tmp" $rate "$1" "$2" "${@:5}" || fail "$1: not as transformers"
+	echo "$tmp" $rate "$1" "$2" "${@:5}" >>"$tmp/replays"
 }
 like dapo llama '' ''
 like kl llama '"beta": 0.2, "loss": "grpo", "temperature": 0.7, "scale": "batch"' '"micro_batch": 4, "accumulation": 2' beta=0.2 loss=grpo temperature=0.7 scale=batch
@@ -36,6 +36,7 @@ like sequences llama '"iterations": 2, "epsilon": 0.001, "level": "sequence", "l
 like cispo gemma2 '"iterations": 2, "loss": "cispo", "epsilon_high": 1.02, "beta": 0.1, "temperature": 0.6' '"recompute": "full"' iterations=2 loss=cispo high=1.02 beta=0.1 temperature=0.6
 like scored llama '"reward_model": "reward-model", "scale": "none"' '' scores=1 scale=none
 like experts qwen3_moe '"top_k": 5, "generations": 8' '"micro_batch": 3, "accumulation": 8' top_k=5 generations=8
+[ ! -e "$tmp/replays" ] || python replays "$tmp/replays" || fail "the first of $compared that is not above: not as transformers"
 if [ -n "${LIKE:-}" ]; then
 	[ "$(wc -w <<<"$compared")" = "$(wc -w <<<"$LIKE")" ] || fail "LIKE=\"$LIKE\": there are only$compared of these"
 	exit 0
