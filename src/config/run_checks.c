@@ -48,68 +48,6 @@ static int64_t nearest_divisor(int64_t n, int64_t d)
 	return n;
 }
 
-static int64_t greatest_divisor(int64_t a, int64_t b)
-{
-	return b == 0 ? a : greatest_divisor(b, a % b);
-}
-
-/* The number of micro-steps next to a with which each size of the range divides the batch; 0: too many. */
-static int64_t nearest_accumulation(struct key_range nodes, int64_t a)
-{
-	int64_t multiple = 1, below;
-
-	for (int64_t n = nodes.low; n <= nodes.high; n++) {
-		int64_t factor = n / greatest_divisor(n, nodes.high);
-
-		multiple *= factor / greatest_divisor(factor, multiple);
-		if (multiple > 65536)
-			return 0;
-	}
-	below = a / multiple * multiple;
-	return below > 0 && a - below <= below + multiple - a ? below : below + multiple;
-}
-
-/* The batch of the largest size is that of each. */
-static int check_range(const struct run_config *c, const char *where, struct error *err)
-{
-	struct key_range nodes = c->resources.nodes;
-	int64_t micro_steps = c->train.accumulation * nodes.high, better, low, high;
-
-	if (nodes.low == nodes.high)
-		return 0;
-	if (c->resources.devices_per_node == 0)
-		return error_set(
-		    err, -EINVAL,
-		    "%s: resources.devices_per_node: \"all\" may be another number in each attempt, and "
-		    "with a range of nodes the batch is kept; give a number",
-		    where);
-	for (int64_t n = nodes.low; n <= nodes.high; n++) {
-		if (micro_steps % n == 0)
-			continue;
-		better = nearest_accumulation(nodes, c->train.accumulation);
-		for (low = n; low > 1 && micro_steps % low; low--)
-			;
-		for (high = n; micro_steps % high; high++)
-			;
-		if (better > 0)
-			return error_set(
-			    err, -EINVAL,
-			    "%s: resources.nodes: %lld nodes cannot keep the batch of %lld nodes, %lld "
-			    "micro-steps; "
-			    "the nearest that can are %lld and %lld nodes; all of %lld..%lld can with "
-			    "train.accumulation = %lld",
-			    where, (long long)n, (long long)nodes.high, (long long)micro_steps,
-			    (long long)low, (long long)high, (long long)nodes.low, (long long)nodes.high,
-			    (long long)better);
-		return error_set(err, -EINVAL,
-		                 "%s: resources.nodes: %lld nodes cannot keep the batch of %lld nodes, %lld "
-		                 "micro-steps; the nearest that can are %lld and %lld nodes",
-		                 where, (long long)n, (long long)nodes.high, (long long)micro_steps,
-		                 (long long)low, (long long)high);
-	}
-	return 0;
-}
-
 static int check_degree(const char *key, int64_t degree, int64_t ranks, const char *where, struct error *err)
 {
 	if (degree > 0 && ranks > 0 && ranks % degree)
@@ -358,131 +296,6 @@ static int check_distillation(const struct run_config *c, const char *where, str
 	return 0;
 }
 
-/* A rank has all completions of its prompts, with each number of nodes that the run may have: all of these
- * keep the batch. */
-static int check_groups(const struct run_config *c, const char *where, struct error *err)
-{
-	struct key_range nodes = c->resources.nodes;
-	int64_t each = c->train.micro_batch * c->train.accumulation,
-	        generations = run_config_policy(c)->generations;
-
-	for (int64_t n = nodes.low; n <= nodes.high; n++)
-		if (each * nodes.high / n % generations)
-			return error_set(
-			    err, -EINVAL,
-			    "%s: %s.generations: a rank makes train.micro_batch times train.accumulation = "
-			    "%lld completions for a step%s, which is no multiple of %lld; expected one, such "
-			    "as train.accumulation = %lld with train.micro_batch = 1",
-			    where, run_task_name(c->task), (long long)(each * nodes.high / n),
-			    nodes.low < nodes.high ? ", with some number of nodes" : "",
-			    (long long)generations,
-			    (long long)(generations * nearest_accumulation(nodes, 1)));
-	return 0;
-}
-
-/* Completions are not saved: a run goes on where new ones are made. */
-static int check_multiple(const struct run_config *c, const char *key, int64_t steps, const char *where,
-                          struct error *err)
-{
-	int64_t n = run_config_policy(c)->iterations;
-
-	if (steps % n == 0)
-		return 0;
-	return error_set(
-	    err, -EINVAL,
-	    "%s: %s: %lld is no multiple of %s.iterations, which is %lld, and completions are not "
-	    "saved; expected one, such as %lld",
-	    where, key, (long long)steps, run_task_name(c->task), (long long)n,
-	    (long long)((steps + n - 1) / n * n));
-}
-
-/* Keys of other groups, which tasks that learn from rewards do not read. */
-static int check_without_rewards(const struct run_config *c, const char *where, struct error *err)
-{
-	const struct {
-		bool wrong;
-		const char *key, *words;
-	} idle[] =
-	    {
-	        {c->data.packing, "data.packing", ", whose rows are prompts"},
-	        {c->data.train_on_prompt, "data.train_on_prompt", ": completions alone count"},
-	        {c->data.mask_history, "data.mask_history", ": completions alone count"},
-	    },
-	  checks[] = {
-	      {c->distillation.teacher, "distillation.teacher",
-	       "is for the tasks pretrain and sft; leave it out"},
-	      {c->train.neftune_alpha > 0, "train.neftune_alpha",
-	       "is for the tasks pretrain and sft; leave it out"},
-	      {c->train.label_smoothing > 0, "train.label_smoothing",
-	       "is for the tasks pretrain and sft; leave it out"},
-	      {c->train.router_loss > 0, "train.router_loss",
-	       "is for the tasks pretrain and sft; leave it out"},
-	      {!str_eq(c->train.loss, "cross_entropy"), "train.loss",
-	       c->task == RUN_GRPO ? "is for the tasks pretrain and sft; leave it out, or set grpo.loss"
-	                           : "is for the tasks pretrain and sft; leave it out"},
-	      {str_eq(c->train.precision, "fp8"), "train.precision",
-	       "\"fp8\" is not there for tasks that learn from rewards; expected auto, fp32, bf16 or fp16"},
-	      {str_eq(c->parallel.trial, "always"), "parallel.trial",
-	       "steps that learn from rewards cannot be tried without these; leave it out"},
-	  };
-
-	for (size_t i = 0; i < ARRAY_SIZE(idle); i++)
-		if (idle[i].wrong)
-			return error_set(err, -EINVAL,
-			                 "%s: %s: has no effect with task = \"%s\"%s; leave it out", where,
-			                 idle[i].key, run_task_name(c->task), idle[i].words);
-	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
-		if (checks[i].wrong)
-			return error_set(err, -EINVAL, "%s: %s: %s", where, checks[i].key, checks[i].words);
-	return 0;
-}
-
-/* Keys of the task's own group. */
-static int check_policy(const struct run_config *c, const char *where, struct error *err)
-{
-	const struct run_policy *p = run_config_policy(c);
-	const char *task = run_task_name(c->task);
-	const struct {
-		bool wrong;
-		const char *key, *words;
-	} checks[] = {
-	    {p->reward_model && !*p->reward_model, "reward_model",
-	     "is empty; name the directory of a model, or leave it out"},
-	    {p->reward ? !p->reward[0] || !p->reward[0][0] : !p->reward_model, "reward",
-	     "missing; name the program that gives completions their rewards, with its arguments: "
-	     "[ \"python3\", \"reward.py\" ], or set reward_model"},
-	    {p->top_p <= 0, "top_p", "0 leaves no token to choose; expected a number above 0"},
-	    {p->beta > 0 && !c->model.path && !p->reference, "beta",
-	     "needs a reference model, and weights from nothing are none; name one with reference, or set "
-	     "beta = 0"},
-	    {p->beta == 0 && p->reference, "reference",
-	     "has no effect with beta = 0; leave it out, or set beta"},
-	    {str_eq(p->loss, "cispo") && p->epsilon_high > 0 && p->epsilon_high < 1, "epsilon_high",
-	     "is the highest ratio of the loss cispo; expected at least 1"},
-	    {p->value_learning_rate > 0 && c->train.learning_rate == 0, "value_learning_rate",
-	     "has no effect with train.learning_rate = 0; leave it out"},
-	};
-
-	for (size_t i = 0; i < ARRAY_SIZE(checks); i++)
-		if (checks[i].wrong)
-			return error_set(err, -EINVAL, "%s: %s.%s: %s", where, task, checks[i].key,
-			                 checks[i].words);
-	return 0;
-}
-
-static int check_rewards(const struct run_config *c, const char *where, struct error *err)
-{
-	int r;
-
-	if (!run_task_rewards(c->task))
-		return 0;
-	if ((r = check_policy(c, where, err)) < 0 || (r = check_without_rewards(c, where, err)) < 0 ||
-	    (r = check_multiple(c, "output.save_steps", c->output.save_steps, where, err)) < 0 ||
-	    (r = check_multiple(c, "train.max_steps", c->train.max_steps, where, err)) < 0)
-		return r;
-	return check_groups(c, where, err);
-}
-
 static int check_training(const struct run_config *c, const char *where, struct error *err)
 {
 	if (!c->model.path == !c->model.init)
@@ -543,7 +356,7 @@ static int check_training(const struct run_config *c, const char *where, struct 
 		return error_set(err, -EINVAL,
 		                 "%s: train.epochs: 0 epochs and no train.max_steps: nothing to do", where);
 	if (check_preference(c, where, err) < 0 || check_distillation(c, where, err) < 0 ||
-	    check_range(c, where, err) < 0 || check_rewards(c, where, err) < 0)
+	    run_check_batch(c, where, err) < 0 || run_check_rewards(c, where, err) < 0)
 		return -EINVAL;
 	return check_parallel(c, where, err);
 }

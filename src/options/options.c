@@ -70,6 +70,7 @@ static void read_policy(const struct run_config *c, struct policy_options *out)
 	                                                       : loss == POLICY_CISPO ? CISPO_HIGHEST
 	                                                                              : p->epsilon},
 	                               .iterations = (int)p->iterations,
+	                               .mini_batches = (int)p->mini_batches,
 	                               .loss = loss,
 	                               .scale = str_eq(p->scale, "batch")  ? POLICY_SCALE_BATCH
 	                                        : str_eq(p->scale, "none") ? POLICY_SCALE_NONE

@@ -14,8 +14,8 @@ void options_dataset(const struct run_config *c, const char *cache_dir, struct d
 bool options_strategy_is_auto(const struct run_config *c);
 bool options_recompute_is_auto(const struct run_config *c); /* the same of train.recompute */
 int options_train(const struct run_config *c, struct train_options *out, struct error *err);
-/* Of a run with distillation.teacher or grpo.reward_model: reads the config.json of that model into *other,
- * which *out then borrows. 0 where it has none. */
+/* Of a run with distillation.teacher, grpo.reward_model or ppo.reward_model: reads the config.json of that
+ * model into *other, which *out then borrows. 0 where it has none. */
 int options_other_model(const struct run_config *c, struct model_config *other, struct train_options *out,
                         struct error *err);
 /* The key of that model and its directory; NULL: the run has none. */

@@ -42,8 +42,8 @@ static void warn_of_length(const struct training *t)
 	if (training_first_rank(t) && run_task_rewards(t->c->task) && row > t->model.max_positions)
 		printf("warning: data.max_length and %s.max_new_tokens are %" PRId64
 		       " together, but the model's max_position_embeddings is %" PRId64
-		       ": completions of long prompts are cut off before they have as many tokens\n",
-		       run_task_name(t->c->task), row, t->model.max_positions);
+		       ": completions of long prompts are cut off before they have %s.max_new_tokens\n",
+		       run_task_name(t->c->task), row, t->model.max_positions, run_task_name(t->c->task));
 	else if (training_first_rank(t) && t->c->data.max_length > t->model.max_positions)
 		printf("warning: data.max_length is %" PRId64
 		       ", but the model's max_position_embeddings is %" PRId64 "\n",
@@ -224,7 +224,8 @@ static int open_policy(struct training *t, const struct template *template, stru
 		return error_oom(err);
 	if (t->ends.len == 0 && training_first_rank(t))
 		printf("warning: neither the tokenizer nor the template has a token that ends an answer: all "
-		       "completions have max_new_tokens\n");
+		       "completions have %s.max_new_tokens\n",
+		       run_task_name(t->c->task));
 	if ((r = find_closing(t, template, err)) < 0)
 		return r;
 	o->stops = t->ends.ids;

@@ -384,12 +384,12 @@ int training_start_weights(struct training *t, struct error *err)
 	if (!saver_resumes(t->saver))
 		return start_new(t, err);
 	t->tokens_before = state->tokens;
-	if (t->options.policy.generations && state->step % t->options.policy.iterations)
+	if (t->options.policy.generations && state->step % train_set_steps(&t->options))
 		return error_set(err, -EINVAL,
 		                 "%s is of step %" PRId64
 		                 ", between the steps on a set of completions, which are not saved; expected "
-		                 "%s.iterations that divides it, not %d",
-		                 path, state->step, run_task_name(t->c->task), t->options.policy.iterations);
+		                 "%s.iterations times mini_batches that divides it, not %" PRId64,
+		                 path, state->step, run_task_name(t->c->task), train_set_steps(&t->options));
 	if (state->examples >= 0)
 		trainer_set_origin(t->trainer, state->step, state->examples);
 	if (training_first_rank(t)) {

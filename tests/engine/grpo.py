@@ -22,6 +22,7 @@ COMMON = dict(max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_t
 MODELS = {
     # A range of weights with which the probabilities are far from even.
     "llama": lambda: tf.LlamaConfig(**COMMON, vocab_size=264, intermediate_size=96, num_hidden_layers=2, initializer_range=0.1),
+    "tied": lambda: tf.Qwen3Config(**COMMON, vocab_size=264, intermediate_size=96, num_hidden_layers=2, head_dim=16, initializer_range=0.1, tie_word_embeddings=True),
     "gemma2": lambda: tf.Gemma2Config(**COMMON, vocab_size=264, intermediate_size=96, num_hidden_layers=3, head_dim=16, sliding_window=7, initializer_range=0.1,
                                       attn_logit_softcapping=5.0, final_logit_softcapping=3.0, query_pre_attn_scalar=16),
     "qwen3_moe": lambda: tf.Qwen3MoeConfig(**COMMON, vocab_size=280, intermediate_size=96, moe_intermediate_size=48, num_hidden_layers=2, head_dim=16,
@@ -117,6 +118,14 @@ def advantages(o, rewards):
     return ((groups - groups.mean(1, keepdim=True)) / scale).flatten().tolist()
 
 
+def mini_batches(batch, parts, generations):
+    """The completions of the same prompts stay together."""
+    prompts = len(batch) // generations
+    at = lambda i: i * prompts // parts if prompts >= parts else i % prompts
+    ends = [at(i + 1) if prompts >= parts else at(i) + 1 for i in range(parts)]
+    return [batch[at(i) * generations:end * generations] for i, end in enumerate(ends)]
+
+
 def score(directory, one):
     """The score of a completion, behind which is what the template writes: the end of a text, and a line break."""
     global REWARD_MODEL
@@ -132,7 +141,7 @@ REWARD_MODEL = None
 
 
 def replay(directory, rate, name, which, *settings):
-    o = dict(generations=4, max_new_tokens=12, temperature=1.0, beta=0.0, low=0.2, high=0.2, iterations=1, scores=0, loss="dapo", level="token", scale="group", mask=0, seed=7, top_k=0)
+    o = dict(generations=4, max_new_tokens=12, temperature=1.0, beta=0.0, low=0.2, high=0.2, iterations=1, mini=1, scores=0, loss="dapo", level="token", scale="group", mask=0, seed=7, top_k=0)
     for s in settings:
         key, value = s.split("=")
         o[key] = type(o[key])(value)
@@ -152,8 +161,6 @@ def replay(directory, rate, name, which, *settings):
     while asked:
         n = asked[0]["count"]
         batch, asked = asked[:n], asked[n:]
-        counted = [a for a in batch if a["finished"] or not o["mask"]]
-        totals = {"completions": n, "counted": max(sum(len(a["completion_ids"]) for a in counted), 1)}
         with torch.no_grad():
             for i, a in enumerate(batch):
                 p = log_probabilities(model, a, o["temperature"])
@@ -172,11 +179,13 @@ def replay(directory, rate, name, which, *settings):
             a["reward"] += score(directory, a)
         for a, advantage in zip(batch, advantages(o, [a["reward"] for a in batch])):
             a["advantage"] = advantage
-        for _ in range(o["iterations"]):
+        for part in o["iterations"] * mini_batches(batch, o["mini"], o["generations"]):
+            counted = [a for a in part if a["finished"] or not o["mask"]]
+            totals = {"completions": len(part), "counted": max(sum(len(a["completion_ids"]) for a in counted), 1)}
             loss, kl, clipped = torch.zeros(()), 0.0, 0.0
             for a in counted:
-                part = loss_of(o, of_tokens(log_probabilities(model, a, o["temperature"]), a), a["then"], a["reference"], a["advantage"], len(a["completion_ids"]), totals)
-                loss, kl, clipped = loss + part[0], kl + part[1], clipped + part[2]
+                of_one = loss_of(o, of_tokens(log_probabilities(model, a, o["temperature"]), a), a["then"], a["reference"], a["advantage"], len(a["completion_ids"]), totals)
+                loss, kl, clipped = loss + of_one[0], kl + of_one[1], clipped + of_one[2]
             if counted:
                 loss.backward()
             norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0).item() if counted else 0.0
@@ -186,10 +195,10 @@ def replay(directory, rate, name, which, *settings):
             steps += 1
             for key, value in ("loss", loss.item()), ("grad_norm", norm), ("kl", kl / totals["counted"] if o["beta"] else 0.0):
                 worst[key] = max(worst[key], abs(m.get(key, 0.0) - value) / (max(value, 1e-3) if key == "grad_norm" else 1))
-            groups = torch.tensor([a["reward"] for a in batch]).view(-1, o["generations"])
+            groups = torch.tensor([a["reward"] for a in part]).view(-1, o["generations"])
             expected = {"reward": groups.mean(), "reward_std": groups.std(1).mean(), "frac_reward_zero_std": ((groups == groups[:, :1]).all(1)).float().mean(),
-                        "completions/mean_length": sum(len(a["completion_ids"]) for a in batch) / n,
-                        "completions/clipped_ratio": sum(not a["finished"] for a in batch) / n, "clip_ratio/region_mean": clipped / totals["counted"]}
+                        "completions/mean_length": sum(len(a["completion_ids"]) for a in part) / len(part),
+                        "completions/clipped_ratio": sum(not a["finished"] for a in part) / len(part), "clip_ratio/region_mean": clipped / totals["counted"]}
             for key, value in expected.items():
                 assert math.isclose(m[key], float(value), rel_tol=1e-5, abs_tol=3 / totals["counted"] if key == "clip_ratio/region_mean" else 1e-6), (steps, key, m[key], value)
         number += 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ppo.py make TOKENIZER DIR                  models and prompts, as grpo.py makes them
-ppo.py replay DIR RATE NAME MODEL KEY=VALUE…  trains the model with a head of values in transformers on the completions that the reward program of the run has
+ppo.py replay DIR RATE NAME MODEL KEY=VALUE…  trains the model with a value head in transformers on the completions that the reward program of the run has
                                               recorded (DIR/NAME.asked), with AdamW and TRL's definitions of advantages and losses, and compares losses, gradient
                                               norms, measurements, weights and the head with those of DIR/NAME-out
 ppo.py replays FILE                           the same for each line of the file, which has the arguments"""
@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 import transformers as tf
 
-from grpo import make, of_tokens, replays, score
+from grpo import make, mini_batches, of_tokens, replays, score
 
 
 def forward(model, head, one, temperature):
@@ -38,7 +38,7 @@ def advantages_of(o, a):
 
 
 def replay(directory, rate, name, which, *settings):
-    o = dict(max_new_tokens=12, temperature=1.0, beta=0.05, epsilon=0.2, iterations=4, gamma=1.0, lam=0.95, weight=0.1, bound=0.2, value_rate=0.0, scores=0, mask=0)
+    o = dict(max_new_tokens=12, temperature=1.0, beta=0.05, epsilon=0.2, iterations=4, mini=1, generations=1, gamma=1.0, lam=0.95, weight=0.1, bound=0.2, value_rate=0.0, scores=0, mask=0)
     for s in settings:
         key, value = s.split("=")
         o[key] = type(o[key])(value)
@@ -68,8 +68,9 @@ def replay(directory, rate, name, which, *settings):
             every = torch.cat([a["advantages"] for a in counted])
             for a in counted:
                 a["advantages"] = (a["advantages"] - every.mean()) / (every.var() + 1e-8).sqrt()
-        tokens = len(every)
-        for _ in range(o["iterations"]):
+        for part in o["iterations"] * mini_batches(batch, o["mini"], o["generations"]):
+            counted, n = [a for a in part if a["finished"] or not o["mask"]], len(part)
+            tokens = sum(len(a["completion_ids"]) for a in counted)
             sums = dict.fromkeys(("policy", "value", "clipped", "value_clipped", "moved"), 0.0)
             loss, returns, errors = torch.zeros(()), [], []
             for a in counted:
@@ -94,14 +95,14 @@ def replay(directory, rate, name, which, *settings):
             steps += 1
             for key, value in ("loss", loss.item()), ("grad_norm", norm):
                 worst[key] = max(worst[key], abs(m[key] - value) / (max(value, 1e-3) if key == "grad_norm" else 1))
-            rewards = torch.tensor([a["reward"] for a in batch], dtype=torch.float64)
-            expected = {"reward": rewards.mean(), "reward_std": rewards.std(), "completions/mean_length": sum(len(a["completion_ids"]) for a in batch) / n,
-                        "completions/clipped_ratio": sum(not a["finished"] for a in batch) / n, "objective/entropy": -sum(a["then"].sum().item() for a in counted) / n,
+            rewards = torch.tensor([a["reward"] for a in part], dtype=torch.float64)
+            expected = {"reward": rewards.mean(), "reward_std": rewards.std() if n > 1 else 0.0, "completions/mean_length": sum(len(a["completion_ids"]) for a in part) / n,
+                        "completions/clipped_ratio": sum(not a["finished"] for a in part) / n, "objective/entropy": -sum(a["then"].sum().item() for a in counted) / max(len(counted), 1),
                         "loss/policy_avg": sums["policy"], "loss/value_avg": sums["value"], "policy/approxkl_avg": sums["moved"],
                         "policy/clipfrac_avg": sums["clipped"], "val/clipfrac_avg": sums["value_clipped"],
                         "val/explained_variance": 1 - (torch.cat(errors).var(unbiased=False) / torch.cat(returns).var(unbiased=False)).item()}
             if o["beta"]:
-                expected["objective/kl"] = sum((a["then"] - a["reference"]).sum().item() for a in counted) / n
+                expected["objective/kl"] = sum((a["then"] - a["reference"]).sum().item() for a in counted) / max(len(counted), 1)
             for key, value in expected.items():
                 assert math.isclose(m[key], float(value), rel_tol=1e-3, abs_tol=3 / tokens if "clipfrac" in key else 2e-5), (steps, key, m[key], value)
             assert ("objective/kl" in m) == (o["beta"] > 0)

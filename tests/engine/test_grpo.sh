@@ -35,6 +35,7 @@ like again llama '"iterations": 3, "epsilon": 0.02, "epsilon_high": 0.04, "seque
 like sequences llama '"iterations": 2, "epsilon": 0.001, "level": "sequence", "loss": "dr_grpo", "max_new_tokens": 40, "mask_truncated": true' '' iterations=2 low=0.001 high=0.001 level=sequence loss=dr_grpo max_new_tokens=40 mask=1
 like cispo gemma2 '"iterations": 2, "loss": "cispo", "epsilon_high": 1.02, "beta": 0.1, "temperature": 0.6' '"recompute": "full"' iterations=2 loss=cispo high=1.02 beta=0.1 temperature=0.6
 like scored llama '"reward_model": "reward-model", "scale": "none"' '' scores=1 scale=none
+like mini llama '"iterations": 2, "mini_batches": 3, "beta": 0.1, "scale": "batch", "epsilon": 0.1' '"micro_batch": 3, "max_steps": 12' iterations=2 mini=3 beta=0.1 scale=batch low=0.1 high=0.1 generations=4
 like experts qwen3_moe '"top_k": 5, "generations": 8' '"micro_batch": 3, "accumulation": 8' top_k=5 generations=8
 [ ! -e "$tmp/replays" ] || python replays "$tmp/replays" || fail "the first of $compared that is not above: not as transformers"
 if [ -n "${LIKE:-}" ]; then

@@ -33,6 +33,7 @@ like bounds llama '"epsilon": 0.01, "value_epsilon": 0.02, "value_learning_rate"
 	'"micro_batch": 3, "accumulation": 2' epsilon=0.01 bound=0.02 value_rate=0.01 weight=0.5 gamma=0.95 lam=0.8 temperature=0.7 beta=0.2
 like unbounded gemma2 '"beta": 0, "value_epsilon": 0, "generations": 2, "iterations": 2, "mask_truncated": true, "max_new_tokens": 40' '"recompute": "full"' beta=0 bound=0 iterations=2 mask=1 max_new_tokens=40
 like scored llama '"reward_model": "reward-model", "iterations": 1' '"optimizer": "adamw"' scores=1 iterations=1
+like mini llama '"iterations": 2, "mini_batches": 2, "value_learning_rate": 0.01' '"accumulation": 2' iterations=2 mini=2 value_rate=0.01
 like experts qwen3_moe '"value_learning_rate": 0.004' '' value_rate=0.004
 [ ! -e "$tmp/replays" ] || python replays "$tmp/replays" || fail "the first of $compared that is not above: not as transformers"
 if [ -n "${LIKE:-}" ]; then
@@ -40,9 +41,9 @@ if [ -n "${LIKE:-}" ]; then
 	exit 0
 fi
 
-# One rank, and two that hold the model in any way: the same completions, the same losses.
-own() { # NAME TRAIN GROUPS: of the model llama, on seven prompts, of which the last set has three: then one of two ranks has fewer
-	policy "$1" llama '"value_learning_rate": 0.01' "\"accumulation\": 4, \"micro_batch\": 1${2:+, $2}"
+# One rank, and two that hold the model in any way: the same completions, the same losses. A tied head leaves the value head alone with the last norm.
+own() { # NAME TRAIN GROUPS [OUTPUT [MODEL]]: on seven prompts, of which the last set has three: then one of two ranks has fewer
+	policy "$1" "${5:-llama}" '"value_learning_rate": 0.01' "\"accumulation\": 4, \"micro_batch\": 1${2:+, $2}" "${4:-}"
 	sed -i 's|"max_length": 96|&, "max_samples": 7|' "$tmp/$1.json"
 	[ -z "${3:-}" ] || more "$1" "$3"
 }
@@ -50,47 +51,90 @@ near_policy() { # A B: losses, gradient norms and the part of the returns that v
 	paste -d ' ' <(losses "$tmp/$1-out" | jq -r '"\(.loss) \(.grad_norm) \(.["val/explained_variance"])"') <(losses "$tmp/$2-out" | jq -r '"\(.loss) \(.grad_norm) \(.["val/explained_variance"])"') |
 		awk '{ d = $1 - $4; if (d < 0) d = -d; if (d > max) max = d; g = ($2 - $5) / $2; if (g < 0) g = -g; if (g > norm) norm = g; e = $3 - $6; if (e < 0) e = -e; if (e > of) of = e; n++ }
 			END { printf "'"$2"': largest difference of the losses %.1e, of the gradient norms %.1e of them, of what values explain %.1e\n", max, norm, of; exit !(n == 8 && max <= 1e-5 && norm <= 1e-3 && of <= 1e-4) }' || fail "$2: other losses than $1"
+}
+same_completions() { # A B: what was asked, in whatever order
 	diff <(jq -c '[.row, .completion_ids]' "$tmp/$1.asked" | sort) <(jq -c '[.row, .completion_ids]' "$tmp/$2.asked" | sort) >/dev/null || fail "$2: other completions than $1"
 }
 own one
-run one || { cat "$tmp/one.log"; fail "one rank"; }
-for s in ddp zero1 zero3; do
-	own $s '"accumulation": 2' "\"parallel\": {\"strategy\": \"$s\", \"prefetch\": 0}"
-	pair $s || { cat "$tmp/$s-0.log" "$tmp/$s-1.log"; fail "$s"; }
-	near_policy one $s
+own one-tied '' '' '' tied
+for one in one one-tied; do run $one || { cat "$tmp/$one.log"; fail "one rank: $one"; }; done
+two() { # NAME ONE GROUPS [MODEL]
+	own "$1" '"accumulation": 2' "$3" '' "${4:-}"
+	pair "$1" || { cat "$tmp/$1-0.log" "$tmp/$1-1.log"; fail "$1"; }
+	near_policy "$2" "$1"
+	same_completions "$2" "$1"
+}
+two ddp one '"parallel": {"strategy": "ddp"}'
+two zero2 one '"parallel": {"strategy": "zero2"}'
+two zero3 one '"parallel": {"strategy": "zero3", "prefetch": 0}'
+two zero3-tied one-tied '"parallel": {"strategy": "zero3", "prefetch": 0, "persist_below": 0}' tied
+# Each half of a set has a step of its own; of the last one, a rank has one completion, which is then in both.
+for s in ddp zero3; do
+	own mini-$s '"accumulation": 1, "max_steps": 16' '"parallel": {"strategy": "'$s'"}'
+	sed -i 's|"value_learning_rate"|"mini_batches": 2, &|' "$tmp/mini-$s.json"
+	pair mini-$s || { cat "$tmp/mini-$s-0.log" "$tmp/mini-$s-1.log"; fail "mini-batches, $s"; }
+	sed -i '/"step":\(9\|1.\),/d' "$tmp/mini-$s-out/metrics.jsonl"
 done
+near_policy mini-ddp mini-zero3
+same_completions mini-ddp mini-zero3
 # Saved between two sets of completions; what a run that was killed after the first of them leaves is resumed.
 cut_off() { # NAME [WEIGHTS]: leaves checkpoint-4 alone
 	rm -r "$tmp/$1-out/checkpoint-8" "$tmp/$1-out/${2:-model}.safetensors"
 	sed -i '/"step":[5-8]/d' "$tmp/$1-out/metrics.jsonl"
 }
-for saved in '' '"precision": "bf16"' '"optimizer": "adamw_8bit"' '"optimizer": "muon"' '"optimizer": "adafactor"'; do
-	own whole "$saved"
-	own saved "$saved"
+resumes() { # WEIGHTS TRAIN [GROUPS [OUTPUT [MODEL]]]
+	own whole "$2" "${3:-}" "${4:-}" "${5:-}"
+	own saved "$2" "${3:-}" "${4:-}" "${5:-}"
 	sed -i 's|"save_steps": 0|"save_steps": 4|' "$tmp/saved.json"
 	rm -rf "$tmp/whole-out" "$tmp/saved-out"
-	run whole && run saved || { cat "$tmp/whole.log" "$tmp/saved.log"; fail "with checkpoints: $saved"; }
-	cut_off saved
-	attempt=2 run saved || { cat "$tmp/saved.log"; fail "resumed: $saved"; }
-	grep -q '^resuming from .*checkpoint-4' "$tmp/saved.log" || fail "not resumed: $saved"
-	diff <(losses "$tmp/whole-out") <(losses "$tmp/saved-out") >/dev/null && cmp "$tmp/whole-out/model.safetensors" "$tmp/saved-out/model.safetensors" || fail "resumed: other bits: $saved"
-done
+	run whole && run saved || { cat "$tmp/whole.log" "$tmp/saved.log"; fail "with checkpoints: ${*:2}"; }
+	cut_off saved "$1"
+	attempt=2 run saved || { cat "$tmp/saved.log"; fail "resumed: ${*:2}"; }
+	grep -q '^resuming from .*checkpoint-4' "$tmp/saved.log" || fail "not resumed: ${*:2}"
+	diff <(losses "$tmp/whole-out") <(losses "$tmp/saved-out") >/dev/null && cmp "$tmp/whole-out/$1.safetensors" "$tmp/saved-out/$1.safetensors" || fail "resumed: other bits: ${*:2}"
+}
+resumes model '' '' '"gather": true' tied
+resumes model '"precision": "bf16", "master": "none"'
+resumes model '"optimizer": "adamw_8bit", "freeze_trainable_layers": 1'
+resumes model '"optimizer": "muon"'
+resumes model '"optimizer": "adafactor"'
+# An adapter is saved as PEFT has it, without the value head.
+resumes adapter_model '' '"lora": {"rank": 4, "quantize": "nf4_double"}'
+! grep -q v_head "$tmp/whole-out/adapter_model.safetensors" "$tmp/whole-out/adapter_config.json" || fail "an adapter has the value head"
 # What two ranks have saved, one goes on from, and the other way round.
-own shared '"accumulation": 2' '"parallel": {"strategy": "zero3"}'
-sed -i 's|"save_steps": 0|"save_steps": 4|' "$tmp/shared.json"
-pair shared || { cat "$tmp/shared-0.log" "$tmp/shared-1.log"; fail "two ranks, with checkpoints"; }
-cut_off shared
-cp -r "$tmp/shared-out" "$tmp/from-two"
-own apart
-sed -i 's|"save_steps": 0|"save_steps": 4|; s|apart-out|shared-out|' "$tmp/apart.json"
-attempt=2 run apart || { cat "$tmp/apart.log"; fail "one rank from two"; }
-cat "$tmp/apart.asked" >>"$tmp/shared.asked"
-paste -d ' ' <(loss_values one-out) <(loss_values shared-out) | awk '{ d = $1 - $2; if (d < 0) d = -d; if (d > max) max = d; n++ } END { exit !(n == 8 && max <= 1e-5) }' || fail "one rank from two: other losses"
+goes_on() { # FROM TO: of both 1 and 2 ranks
+	local name=from-$1
+	own "$name" "\"accumulation\": $((4 / $1))" '"parallel": {"strategy": "zero3"}'
+	sed -i 's|"save_steps": 0|"save_steps": 4|' "$tmp/$name.json"
+	all_ranks "$name" "$1" || { cat "$tmp/$name"-*.log; fail "$1 ranks, with checkpoints"; }
+	cut_off "$name"
+	sed -i "s|\"accumulation\": $((4 / $1))|\"accumulation\": $((4 / $2))|" "$tmp/$name.json"
+	attempt=2 all_ranks "$name" "$2" || { cat "$tmp/$name"-*.log; fail "$2 ranks from $1"; }
+	grep -q '^resuming from .*checkpoint-4' "$tmp/$name-0.log" || fail "not resumed: $2 ranks from $1"
+	near_policy one "$name"
+}
+goes_on 2 1
+goes_on 1 2
+# Runs of other tasks have no value head, and say so.
+own mixed
+jq '.task = "grpo" | .grpo = (.ppo | del(.value_learning_rate) | .generations = 2 | .beta = 0) | del(.ppo) | .train.max_steps = 4 | .output.save_steps = 4' "$tmp/mixed.json" >"$tmp/mixed-grpo.json"
+run mixed-grpo || { cat "$tmp/mixed-grpo.log"; fail "grpo"; }
+! run mixed || fail "ppo goes on from grpo"
+grep -q '^error: .*/checkpoint-4 is not of a run with task = "ppo", and has no value head; expected the task' "$tmp/mixed.log" || { cat "$tmp/mixed.log"; fail "what it says of a checkpoint of grpo"; }
+jq '.output.dir = "from-1-out" | .train.max_steps = 12' "$tmp/mixed-grpo.json" >"$tmp/turned.json"
+! run turned || fail "grpo goes on from ppo"
+grep -q '^error: .*/checkpoint-8 is of a run with task = "ppo", whose value head this one does not have' "$tmp/turned.log" || { cat "$tmp/turned.log"; fail "what it says of a checkpoint of ppo"; }
+# Held-out prompts.
+own held '"eval_steps": 2' '"parallel": {"strategy": "ddp"}'
+sed -i 's|"max_samples": 7|"max_samples": 10, "eval_fraction": 3|' "$tmp/held.json"
+run held || { cat "$tmp/held.log"; fail "held-out prompts"; }
+losses "$tmp/held-out" | jq -s -e 'length == 8 and all(.[1, 3, 5, 7]; .eval_reward > 0 and .["eval_completions/mean_length"] > 0)' >/dev/null || { losses "$tmp/held-out"; fail "held-out prompts: what is reported"; }
 
 # Offload, precisions.
 own host '"recompute": "selective"' '"parallel": {"offload": "all"}'
 run host || { cat "$tmp/host.log"; fail "offload"; }
 near_policy one host
+same_completions one host
 for precision in bf16 fp16; do
 	own $precision
 	sed -i 's|"precision": "fp32"|"precision": "'$precision'"|' "$tmp/$precision.json"
@@ -98,17 +142,6 @@ for precision in bf16 fp16; do
 	losses "$tmp/$precision-out" | jq -s -e 'length == 8 and (.[0]["objective/kl"] | fabs) < 1e-9 and .[4]["objective/kl"] != 0 and .[0]["policy/clipfrac_avg"] == 0 and .[7]["loss/value_avg"] > 0' >/dev/null ||
 		{ losses "$tmp/$precision-out"; fail "$precision: its steps"; }
 done
-# An adapter is saved as PEFT has it, without the head of values, and its run is resumed to the bit.
-adapted='"lora": {"rank": 4, "quantize": "nf4_double"}'
-own four '' "$adapted"
-own four-saved '' "$adapted"
-sed -i 's|"save_steps": 0|"save_steps": 4|' "$tmp/four-saved.json"
-run four && run four-saved || { cat "$tmp/four.log" "$tmp/four-saved.log"; fail "adapters"; }
-cut_off four-saved adapter_model
-attempt=2 run four-saved || { cat "$tmp/four-saved.log"; fail "adapters, resumed"; }
-diff <(losses "$tmp/four-out") <(losses "$tmp/four-saved-out") >/dev/null && cmp "$tmp/four-out/adapter_model.safetensors" "$tmp/four-saved-out/adapter_model.safetensors" || fail "adapters, resumed: other bits"
-! grep -q v_head "$tmp/four-out/adapter_model.safetensors" "$tmp/four-out/adapter_config.json" || fail "an adapter has the head of values"
-
 # What a run of many steps learns: rewards of nothing but the tokens' ids rise, and values explain them.
 rises() { # NAME GROUPS RATE
 	policy "$1" llama '"max_new_tokens": 8, "value_learning_rate": 0.01, "beta": 0.01' "\"micro_batch\": 16, \"accumulation\": 1, \"max_steps\": 80, \"learning_rate\": $3"

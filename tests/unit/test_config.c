@@ -368,7 +368,7 @@ static const struct {
      "train = { micro_batch = 8; }; grpo = { reward = [ \"r\" ]; beta = 0.1; };",
      NULL, "x.conf: grpo.beta: needs a reference model, and weights from nothing are none"},
     {GRPO("reference = \"/r\";"), NULL,
-     "x.conf: grpo.reference: has no effect with beta = 0; leave it out, or set beta"},
+     "x.conf: grpo.reference: has no effect with grpo.beta = 0; leave it out"},
     {GRPO("loss = \"cispo\"; epsilon_high = 0.28;"), NULL,
      "x.conf: grpo.epsilon_high: is the highest ratio of the loss cispo; expected at least 1"},
     {GRPO("iterations = 4;"), "output.save_steps=6",
@@ -393,20 +393,26 @@ static const struct {
      "reward"},
     {GRPO(""), "train.eval_steps=5", "train.eval_steps: has no effect without data.eval_fraction"},
     {TRAINS " train = { micro_batch = 8; };", "task=ppo",
-     "ppo.reward: missing; name the program that gives completions their rewards"},
+     "ppo.reward: missing; name the program that gives completions their rewards, with its arguments: "
+     "[ \"python3\", \"reward.py\" ], or set ppo.reward_model"},
     {PPO("reward_model = \"\";"), NULL, "x.conf: ppo.reward_model: is empty; name the directory of a model"},
     {PPO(""), "data.packing=true",
      "x.conf: data.packing: has no effect with task = \"ppo\", whose rows are prompts; leave it out"},
     {PPO(""), "train.loss=dft", "x.conf: train.loss: is for the tasks pretrain and sft; leave it out"},
     {PPO(""), "parallel.sequence_degree=2", "x.conf: parallel.sequence_degree: "},
     {PPO("beta = 0.0; reference = \"/r\";"), NULL,
-     "x.conf: ppo.reference: has no effect with beta = 0; leave it out, or set beta"},
+     "x.conf: ppo.reference: has no effect with ppo.beta = 0; leave it out"},
     {"task = \"ppo\"; model = { init = \"x\"; }; data = { path = \"y\"; }; output = { dir = \"z\"; }; "
      "ppo = { reward = [ \"r\" ]; };",
-     NULL, "x.conf: ppo.beta: needs a reference model, and weights from nothing are none"},
+     NULL,
+     "x.conf: ppo.beta: needs a reference model, and weights from nothing are none; expected 0, or a "
+     "directory in ppo.reference"},
     {PPO(""), "output.save_steps=6",
      "x.conf: output.save_steps: 6 is no multiple of ppo.iterations, which is 4, and completions are not "
      "saved; expected one, such as 8"},
+    {PPO("mini_batches = 2;"), "output.save_steps=12",
+     "x.conf: output.save_steps: 12 is no multiple of ppo.iterations times mini_batches, which is 8, and "
+     "completions are not saved; expected one, such as 16"},
     {PPO(""), "train.max_steps=5", "x.conf: train.max_steps: 5 is no multiple of ppo.iterations"},
     {PPO("generations = 3;"), NULL, "x.conf: ppo.generations: a rank makes train.micro_batch times"},
     {PPO("value_learning_rate = 0.1;"), "train.learning_rate=0",
@@ -1425,6 +1431,7 @@ START_TEST(numbers_have_these_ranges)
 	    "grpo.top_p 0 1\nppo.top_p 0 1\ngrpo.min_p 0 1\nppo.min_p 0 1\n"
 	    "grpo.beta 0 1000\nppo.beta 0 1000\ngrpo.epsilon 1e-06 1\nppo.epsilon 1e-06 1\n"
 	    "grpo.epsilon_high 0 1000\ngrpo.iterations 1 1000\nppo.iterations 1 1000\n"
+	    "grpo.mini_batches 1 1024\nppo.mini_batches 1 1024\n"
 	    "grpo.sequences 0 4096\nppo.sequences 0 4096\n"
 	    "grpo.log_completions 0 1000000\nppo.log_completions 0 1000000\n"
 	    "ppo.gamma 0 1\nppo.lambda 0 1\nppo.value_weight 0 1000\nppo.value_epsilon 0 1000000\n"

@@ -402,7 +402,8 @@ START_TEST(a_column_that_no_record_has)
 	struct dataset *d;
 
 	ck_fails(dataset_open(&o, &tok, &d, NULL, &err), &err,
-	         "a.json:1: column 'a', of grpo.columns, is missing; the columns there are: prompt, b");
+	         "a.json:1: column 'a', of the columns that come with completions, is missing; the columns "
+	         "there are: prompt, b");
 }
 END_TEST
 

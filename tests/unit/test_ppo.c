@@ -218,8 +218,9 @@ START_TEST(measurements)
 	                                  [POLICY_SUM_REWARD] = 16,
 	                                  [POLICY_SUM_REWARD_SQUARES] = 76,
 	                                  [POLICY_SUM_COUNTED] = 160,
-	                                  [POLICY_SUM_ENTROPY] = 80,
-	                                  [POLICY_SUM_KL] = 8,
+	                                  [POLICY_SUM_MEASURED] = 10,
+	                                  [POLICY_SUM_ENTROPY] = 50,
+	                                  [POLICY_SUM_KL] = 5,
 	                                  [POLICY_SUM_POLICY_LOSS] = -40,
 	                                  [POLICY_SUM_VALUE_LOSS] = 80,
 	                                  [POLICY_SUM_MOVED] = 10,
@@ -248,6 +249,34 @@ START_TEST(measurements)
 }
 END_TEST
 
+/* Of numbers that are all the same, what rounding leaves of their sums is no variance. */
+START_TEST(nothing_to_explain)
+{
+	struct policy_options o = make();
+	struct preference_metric out[PREFERENCE_METRICS_MAX];
+	const double seconds[2] = {0};
+	double sums[POLICY_SUMS] = {[POLICY_SUM_COMPLETIONS] = 1};
+	int found = 0, n;
+
+	for (int i = 0; i < 28 * 120; i++) {
+		double of = (double)0.7F, error = i % 2 ? 0.3 : -0.4;
+
+		sums[POLICY_SUM_COUNTED]++;
+		sums[POLICY_SUM_RETURNS] += of;
+		sums[POLICY_SUM_RETURN_SQUARES] += of * of;
+		sums[POLICY_SUM_ERRORS] += error;
+		sums[POLICY_SUM_ERROR_SQUARES] += error * error;
+	}
+	n = ppo_metrics(&o, sums, seconds, out);
+	for (int i = 0; i < n; i++)
+		if (str_eq(out[i].name, "val/explained_variance")) {
+			ck_assert_double_eq(out[i].value, 0);
+			found++;
+		}
+	ck_assert_int_eq(found, 1);
+}
+END_TEST
+
 START_TEST(measurements_of_what_was_generated)
 {
 	struct policy_options o = make();
@@ -255,6 +284,7 @@ START_TEST(measurements_of_what_was_generated)
 	double sums[POLICY_SUMS] = {0};
 
 	ppo_measure(&o, &without, sums);
+	ck_assert_double_eq(sums[POLICY_SUM_MEASURED], 1);
 	ck_assert_double_eq(sums[POLICY_SUM_ENTROPY], 4.75);
 	ck_assert_double_eq(sums[POLICY_SUM_KL], 0);
 	o.beta = 0.1;
@@ -268,9 +298,9 @@ int main(void)
 {
 	Suite *suite = suite_create("ppo");
 	TCase *tc = tcase_create("all");
-	const TTest *const tests[] = {advantages,   returns_are_what_is_to_come,
-	                              whitened,     values_of_the_loss,
-	                              measurements, measurements_of_what_was_generated};
+	const TTest *const tests[] = {
+	    advantages,   returns_are_what_is_to_come,        whitened,          values_of_the_loss,
+	    measurements, measurements_of_what_was_generated, nothing_to_explain};
 
 	tcase_add_loop_test(tc, derivatives_are_those_of_the_loss, 0, 3);
 	for (size_t i = 0; i < ARRAY_SIZE(tests); i++)

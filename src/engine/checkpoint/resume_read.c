@@ -21,6 +21,9 @@
 
 enum { PIECE = 256 << 10 }; /* elements that travel at once */
 
+/* The parameter that only runs of the task ppo have. */
+#define VALUE_HEAD "v_head.summary.weight"
+
 /* Elements [first, first + n) of one kind of state of a parameter. */
 struct range {
 	int32_t which, parameter; /* parameter -1: there is none any more */
@@ -78,6 +81,11 @@ static int parse_name(const struct reading *g, const struct tensor *t, const cha
 		hit = bsearch(&k, g->sorted, (size_t)layout_of(g)->parameters, sizeof(k), by_name);
 	}
 	out->n = tensor_elements(t);
+	if (out->which >= 0 && !hit && strstr(t->name, "." VALUE_HEAD "@"))
+		return error_set(err, -EINVAL,
+		                 "%s is of a run with task = \"ppo\", whose value head this one does not "
+		                 "have; expected that task, or a new run with this directory as model.path",
+		                 g->r->directory);
 	if (!hit || str_to_int64(at + 1, 0, INT64_MAX, &out->first) < 0 || out->first > (*hit)->count ||
 	    out->n > (*hit)->count - out->first)
 		return error_set(err, -EINVAL, "%s: tensor %s is no part of this model", file, t->name);
@@ -324,6 +332,13 @@ static int check_complete(struct reading *g, struct error *err)
 			       g->taken[i].first == at;
 			     i++)
 				at += g->taken[i].n;
+			if (n > 0 && at != end && layout_of(g)->parameter[p].in_state)
+				return error_set(
+				    err, -EINVAL,
+				    "%s is not of a run with task = \"ppo\", and has no "
+				    "value head; expected the task that it is of, or a new run with this "
+				    "directory as model.path",
+				    g->r->directory);
 			if (n > 0 && at != end)
 				return error_set(
 				    err, -EINVAL, "%s: no file has %s of %s from element %" PRId64 " on",

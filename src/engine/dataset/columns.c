@@ -176,8 +176,9 @@ static int check_kept(const char *const *kept, const json_t *record, const char 
 		return 0;
 	names = column_names(record);
 	return error_set(err, -ENOKEY,
-	                 "%s: column '%s', of grpo.columns, is missing; the columns there are: %s", where,
-	                 *kept, names ? names : "");
+	                 "%s: column '%s', of the columns that come with completions, is missing; the "
+	                 "columns there are: %s",
+	                 where, *kept, names ? names : "");
 }
 
 int source_detect(struct source *s, const json_t *record, enum dataset_task task, const char *where,

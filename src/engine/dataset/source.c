@@ -434,7 +434,7 @@ static int resolve(const struct dataset_options *o, struct source_list *list, st
 		else if ((o->task == DATASET_PRETRAIN || o->task == DATASET_SFT) && f == FORMAT_TRL)
 			r = error_set(err, -EINVAL,
 			              "%s: format trl is of preferences; its prompts and completions are "
-			              "for the tasks dpo, orpo, simpo, kto, reward and grpo",
+			              "for the tasks dpo, orpo, simpo, kto, reward, grpo and ppo",
 			              list->items[i].path);
 	}
 	return r;

@@ -54,9 +54,9 @@ static void start_unit(struct model *m, int unit, bool first)
 		start_place(m, companion);
 }
 
-/* The part of the head of values, of n rows from `at` on: added to dx, and the gradient of its matrix. */
-static void head_of_values(struct model *m, int64_t at, int64_t n, const char *x, char *dx, float scale,
-                           bool first)
+/* The part of the value head, of n rows from `at` on: added to dx, and the gradient of its matrix. */
+static void value_head(struct model *m, int64_t at, int64_t n, const char *x, char *dx, float scale,
+                       bool first)
 {
 	int unit = m->layout->base_units - 1;
 
@@ -94,11 +94,11 @@ static void head(struct model *m, const struct model_pass *p, const char *x, flo
 				                    p->b->weigh ? m->factors + at : NULL, true);
 			device_sum(m->dev, m->losses, n, loss_sum);
 		}
-		/* Where the gradient replaces the matrix, this is the only chunk, and that of the head comes
-		 * to where the matrix of values was, too. */
+		/* Where gradients replace the weights, this is the only chunk. The gradient of the head's
+		 * matrix is written last: it reaches over the weights of the value head. */
 		model_linear_input_gradient(m, matrix, role, dx + offset, m->logits, n);
 		if (m->c.values)
-			head_of_values(m, at, n, x + offset, dx + offset, scale, first && at == 0);
+			value_head(m, at, n, x + offset, dx + offset, scale, first && at == 0);
 		model_linear_weight_gradient(m, matrix, role, m->logits, x + offset, n, first && at == 0);
 	}
 	model_scale_logits(m, dx, rows);
@@ -340,7 +340,7 @@ static int run_pass(struct model *m, const struct model_batch *batch, float scal
 	int r;
 
 	if ((m->c.scores || m->c.values) && !batch->weigh)
-		return error_set(err, -EINVAL, "a model of %s is trained by what compares them",
+		return error_set(err, -EINVAL, "a model of %s needs model_batch.weigh",
 		                 m->c.scores ? "scores" : "values");
 	if (batch->tokens == 0)
 		return nothing(m, batch, first, err);

@@ -97,10 +97,13 @@ static struct choice choose_by_names(const struct chooser *ch, enum parameter_ro
 
 static struct choice choose(const struct chooser *ch, enum parameter_role role, int base)
 {
-	struct choice choice = choose_by_names(ch, role, base);
+	bool values = role == PARAMETER_VALUE && ch->c->values && base == ch->base_units - 1;
+	struct choice choice = role == PARAMETER_VALUE ? (struct choice){.there = values, .trained = values}
+	                                               : choose_by_names(ch, role, base);
 
-	/* A head of scores is trained whatever is named, as PEFT does, and so is one of values. */
-	if ((role == PARAMETER_HEAD && ch->c->scores) || role == PARAMETER_VALUE)
+	/* A head of scores is trained whatever is named, as PEFT does. So is a value head, which has no name.
+	 */
+	if (role == PARAMETER_HEAD && ch->c->scores)
 		choice.trained = choice.there;
 	return choice;
 }

@@ -136,8 +136,8 @@ struct model {
 	size_t logits_end; /* as an offset in the arena */
 	float *losses;     /* [logits_rows]; of a model of scores, these */
 	float *factors;    /* [T] of the rows that go through the head, with o.weighed */
-	/* Of a model of values: those of a chunk of rows [logits_rows], and their gradients, of o.type; and
-	 * the derivatives of the loss by those of all rows [T]. */
+	/* Of a model with a value head: those of a chunk of rows [logits_rows], and their gradients, of
+	 * o.type; and the derivatives of the loss by those of all rows [T]. */
 	float *values, *value_factors;
 	char *d_values;
 	struct model_fp8 fp8;

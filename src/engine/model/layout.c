@@ -322,13 +322,15 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	p->matrix = dims == 2;
 	p->transposed = part == PART_WEIGHT && dims == 2 && role_transposed(b->c, role);
 	p->start = part == PART_WEIGHT && is_norm(role) && !b->c->norm_plus_one ? 1 : 0;
+	l->parameters++;
+	if (p->in_state)
+		return;
 	if (part == PART_WEIGHT)
 		l->elements += p->count;
 	if (!p->frozen && (part == PART_LORA_A || part == PART_LORA_B))
 		l->trained += p->count / tuning_stored_rank(b->tuning) * b->tuning->rank;
 	else if (!p->frozen)
 		l->trained += p->count;
-	l->parameters++;
 }
 
 static void list_block(const struct builder *b, int unit)

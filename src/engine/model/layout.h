@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Where each parameter lies. A unit is a flat run of elements that is gathered, reduced and stepped as one:
- * unit 0 is the embedding, 1 … layers the blocks, layers + 1 the final norm and (untied) the head. Within a
- * unit the matrices come first, then norms and biases, so that weight decay is one range; q, k, v lie behind
- * each other, and gate and up, so that each group is one GEMM although a checkpoint has separate tensors.
+ * unit 0 is the embedding, 1 … layers the blocks, layers + 1 the final norm, (untied) the head and the value
+ * head. Within a unit the matrices come first, then norms and biases, so that weight decay is one range;
+ * q, k, v lie behind each other, and gate and up, so that each group is one GEMM although a checkpoint has
+ * separate tensors.
  *
  * Where not all parameters are trained (tuning.h), a unit is frozen or trained as a whole. One of these of
  * which a part is trained, or which has adapters, is frozen, and what is trained lies in a companion, a unit
@@ -55,7 +56,7 @@ enum parameter_role {
 	PARAMETER_POST_NORM_BIAS,
 	PARAMETER_FINAL_NORM_BIAS,
 	PARAMETER_ROUTER, /* of a mixture of experts: [experts, hidden] */
-	PARAMETER_VALUE,  /* the head of values: [1, hidden] */
+	PARAMETER_VALUE,  /* the value head: [1, hidden] */
 	PARAMETER_ROLES
 };
 
@@ -78,9 +79,10 @@ struct model_parameter {
 	int unit;   /* where it lies: base, or its companion */
 	bool frozen;
 	bool tied_embedding; /* the head is tied to it: files may have lm_head.weight in its place */
-	bool random_start;   /* files that a new run begins with may lack it: it then begins at random */
-	bool in_state;       /* no file of a model has it: a checkpoint has it in its state alone */
-	int64_t offset;      /* elements from the start of the unit */
+	bool random_start; /* files that a new run begins with may lack it: it then begins as model_init_fill
+	                      has it */
+	bool in_state;     /* no file of a model has it: a checkpoint has it in its state alone */
+	int64_t offset;    /* elements from the start of the unit */
 	int dims;
 	int64_t shape[2]; /* [out, in] (transposed: [in, out]), or [n] */
 	int64_t count;
@@ -122,7 +124,7 @@ struct model_layout {
 	struct model_parameter *parameter; /* in the order of transformers' state_dict */
 	struct model_gap *gap;
 	int gaps;
-	int64_t elements; /* of the model's own parameters, without gaps */
+	int64_t elements; /* of the parameters in files of the model, without gaps */
 	int64_t trained;  /* of all that are trained, likewise */
 	int lowest;       /* the first base unit of which anything is trained */
 	bool adapts;      /* there are adapters: what is trained is saved, and not the model */

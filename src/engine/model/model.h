@@ -91,8 +91,8 @@ struct model_batch {
 	 * scores: with the score in place of the loss where targets has an id, whichever. Called in each
 	 * training pass, between forward and backward, with the loss of each token (host, [tokens], 0 where
 	 * it is not counted); fills in the derivative of the whole loss by it, which it is multiplied with in
-	 * place of 1. With NULL for both where the batch has nothing to compute. Of a model of values both
-	 * are [2, tokens]: then come the values, and the derivatives by these; not of a batch that ranks
+	 * place of 1. With NULL for both where the batch has nothing to compute. Of a model with a value head
+	 * both are [2, tokens]: then come the values, and the derivatives by these; not of a batch that ranks
 	 * share. */
 	int (*weigh)(void *context, const float *losses, float *factors, struct error *err);
 	void *weigh_context;
@@ -183,9 +183,9 @@ void model_set_hooks(struct model *m, const struct model_hooks *hooks); /* copie
  * are 0. */
 int model_forward_backward(struct model *m, const struct model_batch *batch, float scale, bool first,
                            double *loss_sum, struct error *err);
-/* Forward and loss alone; nothing for a batch of 0 tokens. losses (host, [tokens]; of a model of values [2,
- * tokens], values behind losses) may be NULL. Of a batch that ranks share, the sum is that of this rank's
- * tokens, and losses has those of all. */
+/* Forward and loss alone; nothing for a batch of 0 tokens. losses (host, [tokens]; of a model with a value
+ * head [2, tokens], values behind losses) may be NULL. Of a batch that ranks share, the sum is that of this
+ * rank's tokens, and losses has those of all. */
 int model_evaluate(struct model *m, const struct model_batch *batch, double *loss_sum, float *losses,
                    struct error *err);
 

@@ -47,7 +47,7 @@ int optimizer_parse(const char *name, enum optimizer_kind *out); /* -EINVAL: non
 struct optimizer_options {
 	double learning_rate, beta1, beta2, epsilon, weight_decay;
 	double embedding_rate; /* the factor of learning_rate for the embedding */
-	double value_rate;     /* and for a head of values */
+	double value_rate;     /* and for a value head */
 	double plus_ratio;     /* the same for the B of adapters */
 	double momentum;       /* sgd, lars, muon */
 	bool nesterov;

@@ -51,26 +51,23 @@ int optimizer_spans(const struct optimizer *o, int unit, const struct optimizer_
 	const struct shard_unit *u = &o->s->unit[unit];
 	double rate =
 	    from->base == 0 ? options->learning_rate * options->embedding_rate : options->learning_rate;
-	int64_t of_values = from->offset[PART_WEIGHT][PARAMETER_VALUE], first_b = from->b > 0 ? from->first_b
-	                                                                          : of_values >= 0
-	                                                                              ? of_values
-	                                                                              : u->matrices;
+	/* Matrices with a rate of their own: the B of adapters; or the value head, the last matrix of its
+	 * unit, which has no adapters. */
+	int64_t values = from->offset[PART_WEIGHT][PARAMETER_VALUE],
+	        first = from->b > 0   ? from->first_b
+	                : values >= 0 ? values
+	                              : u->matrices,
+	        end = from->b > 0 ? first + from->b : u->matrices;
+	double own = options->learning_rate * (from->b > 0 ? options->plus_ratio : options->value_rate);
 	int n = 0;
 
 	if (u->frozen)
 		return 0;
-	spans[n++] = (struct optimizer_span){0, first_b, rate, options->weight_decay};
-	if (from->b > 0)
-		spans[n++] = (struct optimizer_span){
-		    first_b, from->b, options->learning_rate * options->plus_ratio, options->weight_decay};
-	/* The last matrix of its unit, which has no adapters. */
-	if (of_values >= 0)
-		spans[n++] = (struct optimizer_span){of_values, u->matrices - of_values,
-		                                     options->learning_rate * options->value_rate,
-		                                     options->weight_decay};
-	else if (first_b + from->b < u->matrices)
-		spans[n++] = (struct optimizer_span){first_b + from->b, u->matrices - first_b - from->b, rate,
-		                                     options->weight_decay};
+	spans[n++] = (struct optimizer_span){0, first, rate, options->weight_decay};
+	if (first < end)
+		spans[n++] = (struct optimizer_span){first, end - first, own, options->weight_decay};
+	if (end < u->matrices)
+		spans[n++] = (struct optimizer_span){end, u->matrices - end, rate, options->weight_decay};
 	spans[n++] = (struct optimizer_span){u->matrices, u->padded - u->matrices, rate,
 	                                     options->decay_all ? options->weight_decay : 0};
 	return n;

@@ -51,7 +51,7 @@ double cost_generation(const struct plan *plan, const struct model_config *c, co
                        double row, const struct hardware *h, double gather)
 {
 	double sequences = plan->sequences, most = (double)o->policy.max_tokens, prompt = MAX(row - most, 1);
-	double waves = ceil((double)(o->micro_batch * o->accumulation) / MAX(sequences, 1));
+	double waves = ceil((double)train_completions(o) / MAX(sequences, 1));
 	double prompts = ceil(sequences / MAX(o->policy.generations, 1)), one;
 	struct train_options forward = {.precision = o->precision, .micro_batch = 1, .accumulation = 1};
 	struct cost_parts p;

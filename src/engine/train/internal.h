@@ -17,6 +17,11 @@ struct train_work {
 	struct device_event *read; /* sums are there */
 };
 
+/* Completions from `first` to before `end`. */
+struct policy_part {
+	int64_t first, end;
+};
+
 struct trainer {
 	struct device *dev;
 	struct comm *comm;
@@ -69,14 +74,16 @@ struct trainer {
 		double (*reference[2])[2]; /* of training and evaluation rows */
 	} preference;
 
-	/* Of a policy: the completions of this rank, at most micro_batch · accumulation. */
+	/* Of a policy: the completions of this rank, at most train_completions. */
 	struct policy_work {
-		int64_t number;     /* of the set of them, from 0; -1: none, or those of held-out prompts */
-		int generations;    /* completions of each prompt, of this set */
-		bool fresh;         /* made for this step */
-		int64_t count;      /* of the completions that there are */
-		int64_t first, end; /* of the micro-batch: from first to before end */
-		int64_t tokens;     /* of the micro-batch */
+		int64_t number;  /* of the set of them, from 0; -1: none, or those of held-out prompts */
+		int generations; /* completions of each prompt, of this set */
+		bool fresh;      /* made for this step */
+		int64_t count;   /* of the completions that there are */
+		int part_number; /* which of the mini-batches of the set the step has, */
+		struct policy_part part; /* and these completions are it */
+		int64_t first, end;      /* of the micro-batch: from first to before end */
+		int64_t tokens;          /* of the micro-batch */
 		struct rollout *rollouts;
 		int32_t *ids;                     /* [.., max_row] */
 		float *then, *reference;          /* [.., max_tokens] */
@@ -95,7 +102,7 @@ struct trainer {
 		int32_t *next;
 		double *uniform; /* of a pass: the random numbers by which the next ids are chosen */
 		int32_t *chosen; /* of a pass: these ids */
-		struct policy_totals all;
+		struct policy_totals set, all; /* of the set, and of the step */
 		double sums[POLICY_SUMS];
 		double seconds[2]; /* for completions and rewards */
 	} policy;
@@ -103,7 +110,7 @@ struct trainer {
 	struct ppo_work {
 		float *values; /* when it was generated */
 		float *advantages, *returns;
-		float *now; /* [max_tokens] derivatives by the values of one, behind as many */
+		float *derivatives; /* [max_tokens] of one, by its values */
 	} ppo;
 	/* Of one with a reward model: a micro-batch that it reads. */
 	struct scores_work {
@@ -191,17 +198,24 @@ static inline void policy_read_completion(const struct rollout *one, const float
 }
 int ppo_allocate(struct trainer *t, struct error *err);
 void ppo_free(struct trainer *t);
-/* Of a new set of completions with their rewards: values, advantages and returns. Every rank calls it. */
+/* Of a new set of completions that has been observed, with their rewards: advantages and returns. Every rank
+ * calls it. */
 int ppo_begin(struct trainer *t, struct error *err);
 /* Adds to the sums what completions have before a pass. */
 void ppo_count(struct trainer *t);
 /* As model_batch.weigh. */
 int ppo_weigh(struct trainer *t, const float *losses, float *factors);
-/* The last micro-step that has completions: of this rank, or of any. */
-int64_t policy_last(struct trainer *t, bool all);
-/* A micro-batch of completions; its tokens are 0 where there is none. */
-int policy_gather(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err);
-/* The same with its weigh. */
+/* The mini-batch of this number, of a rank that has `count` completions of the set. */
+struct policy_part policy_part(const struct trainer *t, int64_t count, int number);
+/* The last micro-step that has completions of the mini-batch (-1: of the set): of this rank, or of any. */
+int64_t policy_last(struct trainer *t, int number, bool all);
+/* A micro-batch of these completions; its tokens are 0 where there is none. */
+int policy_gather(struct trainer *t, const struct policy_part *part, int64_t micro_step,
+                  struct model_batch *batch, struct error *err);
+/* What the weights as they are make of all completions of the set: log-probabilities, values, and those of
+ * the reference. Every rank calls it. */
+int policy_observe(struct trainer *t, struct error *err);
+/* A micro-batch of the step, with its weigh. */
 int policy_micro_batch(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err);
 /* The names of the parts of rewards are the trainer's. */
 static inline int trainer_policy_metrics(struct trainer *t, const double sums[POLICY_SUMS],
@@ -238,7 +252,7 @@ static inline double *policy_device_totals(const struct trainer *t)
 /* Steps on the same rows of the data. */
 static inline int64_t trainer_iterations(const struct trainer *t)
 {
-	return trainer_has_policy(t) ? t->o.policy.iterations : 1;
+	return trainer_has_policy(t) ? train_set_steps(&t->o) : 1;
 }
 /* Queues a step, and ends the oldest that is queued: waits for its sums, and fills log. Steps end in the
  * order in which they have begun. */

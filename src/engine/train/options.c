@@ -52,16 +52,26 @@ bool train_has_reference(const struct train_options *o)
 	return o->policy.generations && o->policy.beta > 0;
 }
 
+int64_t train_completions(const struct train_options *o)
+{
+	return o->micro_batch * o->accumulation * o->policy.mini_batches;
+}
+
 int train_sequences(const struct train_options *o)
 {
-	int64_t all = o->micro_batch * o->accumulation;
+	int64_t all = train_completions(o);
 
 	return (int)(o->policy.sequences ? MIN(o->policy.sequences, all) : all);
 }
 
 int64_t train_prompts(const struct train_options *o)
 {
-	return o->micro_batch * o->accumulation / o->policy.generations;
+	return train_completions(o) / o->policy.generations;
+}
+
+int64_t train_set_steps(const struct train_options *o)
+{
+	return MAX((int64_t)o->policy.iterations * o->policy.mini_batches, 1);
 }
 
 int train_options_check(const struct train_options *o, struct error *err)
@@ -138,7 +148,7 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {!o->policy.generations || ((o->policy.generations >= 2 || o->policy.loss == POLICY_PPO) &&
 	                                o->micro_batch * o->accumulation % o->policy.generations == 0),
 	     "a rank's completions of a step, micro_batch times accumulation, have to be a multiple of "
-	     "grpo.generations, which has to be at least 2"},
+	     "generations, which has to be at least 2, or with ppo 1"},
 	    {o->policy.loss != POLICY_PPO ||
 	         (o->policy.gamma >= 0 && o->policy.gamma <= 1 && o->policy.lambda >= 0 &&
 	          o->policy.lambda <= 1 && o->policy.value_weight >= 0 && o->policy.value_epsilon >= 0),
@@ -146,17 +156,18 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {!o->policy.generations ||
 	         (o->policy.max_tokens >= 1 && o->policy.temperature > 0 && o->policy.beta >= 0 &&
 	          o->policy.epsilon[0] > 0 && o->policy.epsilon[1] > 0 && o->policy.iterations >= 1 &&
-	          o->policy.sequences >= 0),
-	     "grpo and ppo: max_new_tokens and iterations have to be at least 1, temperature and epsilon "
+	          o->policy.mini_batches >= 1 && o->policy.sequences >= 0),
+	     "grpo and ppo: max_new_tokens, iterations and mini_batches have to be at least 1, temperature "
+	     "and epsilon "
 	     "above 0, "
 	     "beta and sequences not negative"},
 	    {!o->policy.generations ||
 	         (o->preference.kind == PREFERENCE_NONE && !o->distillation.teacher && !o->fp8 &&
 	          o->neftune_alpha == 0 && o->label_smoothing == 0 && !o->dft && o->router_loss <= 0),
 	     "grpo and ppo go without a teacher, fp8, neftune_alpha, label_smoothing, dft and router_loss"},
-	    {!o->policy.generations || o->save_steps % o->policy.iterations == 0,
-	     "output.save_steps has to be a multiple of grpo.iterations, or ppo.iterations: completions are "
-	     "not saved"},
+	    {!o->policy.generations || o->save_steps % train_set_steps(o) == 0,
+	     "output.save_steps has to be a multiple of iterations times mini_batches of grpo or ppo: "
+	     "completions are not saved"},
 	    {train_sequence_degree(o) == 1 || !o->policy.generations,
 	     "grpo and ppo go without parallel.sequence_degree"},
 	    {o->prefetch >= 0 && o->prefetch < SHARD_SLOTS_MAX && o->persist_below >= 0,

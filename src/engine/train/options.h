@@ -33,7 +33,7 @@ struct train_options {
 	double momentum; /* of sgd, lars and muon */
 	bool nesterov;
 	double embedding_rate; /* of the embedding; 0: learning_rate */
-	double value_rate;     /* of the head of values; 0: learning_rate */
+	double value_rate;     /* of the value head; 0: learning_rate */
 	enum train_scale_rate scale_rate;
 	bool decay_all;
 	struct model_tuning tuning; /* what is trained; its lists are borrowed */
@@ -86,5 +86,8 @@ bool train_has_reference(const struct train_options *o);
 int train_sequences(const struct train_options *o);
 /* Prompts of which a rank has completions in a step. */
 int64_t train_prompts(const struct train_options *o);
+/* Completions of a set of them, on a rank, and the steps on it. */
+int64_t train_completions(const struct train_options *o);
+int64_t train_set_steps(const struct train_options *o);
 void train_options_default(struct train_options *o);
 int train_options_check(const struct train_options *o, struct error *err);

@@ -22,6 +22,7 @@ void policy_options_default(struct policy_options *o)
 	                             .top_p = 1,
 	                             .epsilon = {0.2, 0.2},
 	                             .iterations = 1,
+	                             .mini_batches = 1,
 	                             .loss = POLICY_DAPO,
 	                             .gamma = 1,
 	                             .lambda = 0.95,

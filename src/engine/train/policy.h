@@ -20,7 +20,7 @@
 /* How the losses of the tokens are put together: the mean over completions of the mean over a completion's
  * tokens; the mean over the tokens of all completions; their sum over completions times the most tokens that
  * one may have; as the second, with another loss of a token; and as the second, with advantages of each token
- * by itself, from a head of values (ppo.h). */
+ * by itself, from a value head (ppo.h). */
 enum policy_loss { POLICY_GRPO, POLICY_DAPO, POLICY_DR_GRPO, POLICY_CISPO, POLICY_PPO };
 
 /* By which standard deviation differences from a group's mean reward are divided. */
@@ -58,13 +58,16 @@ struct policy_options {
 	int64_t top_k;
 	double beta; /* weight of the divergence from the reference; 0: there is none. Of PPO in rewards */
 	double epsilon[2]; /* how far a ratio counts below and above 1; of CISPO the highest ratio */
-	int iterations;    /* steps on the same completions */
+	/* Steps on the same completions: each of `mini_batches` parts of a set of them has a step, all of
+	 * them so many times. */
+	int iterations, mini_batches;
 	enum policy_loss loss;
 	enum policy_scale scale;
 	bool of_sequences; /* the ratio is that of the whole completion, the geometric mean of its tokens' */
 	bool mask_unfinished; /* completions that have not ended by themselves do not count in the loss */
-	/* Of PPO: what a later reward counts of one a token earlier, the λ of its advantages, the weight of
-	 * the values' part of the loss, and how far a value counts from what it was (0: without a bound). */
+	/* Of PPO: the discount factor γ of rewards and the λ of the generalized advantage estimate, the
+	 * weight of the value head's part of the loss, and the bound of how far a value may move (0: none).
+	 */
 	double gamma, lambda, value_weight, value_epsilon;
 	const int32_t *stops;    /* ids that end a completion; [stop_count], borrowed */
 	int64_t stop_count, ids; /* only ids below are chosen; 0: all */
@@ -101,9 +104,11 @@ enum policy_sum {
 	POLICY_SUM_COUNTED,   /* tokens that count in the loss */
 	POLICY_SUM_KL,        /* over these */
 	POLICY_SUM_CLIPPED,   /* of these, tokens whose ratio does not count */
-	/* Of PPO, over the tokens that count but for the first two: */
+	/* Of PPO, over the tokens that count but for the first three: */
 	POLICY_SUM_REWARD_SQUARES, /* over completions */
-	POLICY_SUM_ENTROPY,        /* over the tokens of all completions, less their log-probabilities */
+	POLICY_SUM_MEASURED,       /* completions that count in the loss, of which are the next one and the KL
+	                              divergence: */
+	POLICY_SUM_ENTROPY,        /* less the log-probabilities of their tokens */
 	POLICY_SUM_POLICY_LOSS,
 	POLICY_SUM_VALUE_LOSS,
 	POLICY_SUM_VALUE_CLIPPED,
@@ -116,7 +121,7 @@ enum policy_sum {
 	POLICY_SUMS = POLICY_SUM_PARTS + POLICY_PARTS_MOST
 };
 
-/* Of all ranks' completions of a step, before its first pass. */
+/* Of all ranks' completions of a step, or of a set of them, before its first pass. */
 struct policy_totals {
 	double completions, counted; /* counted: tokens that count in the loss */
 	double reward, squares;      /* sums of rewards and of their squares */
@@ -124,7 +129,7 @@ struct policy_totals {
 	double names;                /* policy_parts_digest of each completion's rank */
 };
 
-/* The advantages of the completions of one group, with the sums that it adds to. */
+/* The advantages of the completions of one group, with the sums that it adds to. all: of the set. */
 void policy_advantages(const struct policy_options *o, const struct policy_totals *all, const double *rewards,
                        double *advantages, double sums[POLICY_SUMS]);
 

@@ -4,24 +4,45 @@
 
 #include "engine/train/internal.h"
 
-/* Of so many prompts. */
-static int64_t passes_of(const struct trainer *t, int64_t prompts)
+/* The completions that a rank has of a set. */
+static int64_t count_of(const struct trainer *t, int rank)
 {
-	return (prompts * t->o.policy.generations + t->o.micro_batch - 1) / t->o.micro_batch;
+	int64_t each = train_prompts(&t->o), prompts = 0;
+
+	for (int64_t i = 0; i < each; i++)
+		prompts += t->all_rows[rank * each + i] >= 0;
+	return prompts * t->o.policy.generations;
 }
 
-int64_t policy_last(struct trainer *t, bool all)
+struct policy_part policy_part(const struct trainer *t, int64_t count, int number)
 {
-	int64_t each = train_prompts(&t->o), last = 0;
+	int64_t generations = t->o.policy.generations, parts = t->o.policy.mini_batches,
+	        prompts = count / generations, first, end;
+
+	/* As equal as can be, with all completions of a prompt in the same one. At the end of an epoch there
+	 * may be too few prompts: no step is without completions all the same. */
+	if (prompts >= parts) {
+		first = number * prompts / parts;
+		end = (number + 1) * prompts / parts;
+	} else {
+		first = prompts ? number % prompts : 0;
+		end = MIN(first + 1, prompts);
+	}
+	return (struct policy_part){.first = first * generations, .end = end * generations};
+}
+
+int64_t policy_last(struct trainer *t, int number, bool all)
+{
+	int64_t batch = t->o.micro_batch, last = 0;
 
 	sampler_step_all(&t->sampler, t->policy.number, t->all_rows);
 	for (int rank = 0; rank < t->world_size; rank++) {
-		int64_t prompts = 0;
+		struct policy_part part = {.end = count_of(t, rank)};
 
-		for (int64_t i = 0; i < each; i++)
-			prompts += t->all_rows[rank * each + i] >= 0;
+		if (number >= 0)
+			part = policy_part(t, part.end, number);
 		if (all || rank == t->rank)
-			last = MAX(last, passes_of(t, prompts) - 1);
+			last = MAX(last, (part.end - part.first + batch - 1) / batch - 1);
 	}
 	return last;
 }
@@ -59,17 +80,54 @@ static int read_reference(struct trainer *t, const struct model_batch *batch, st
 	return 0;
 }
 
-int policy_gather(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err)
+int policy_gather(struct trainer *t, const struct policy_part *part, int64_t micro_step,
+                  struct model_batch *batch, struct error *err)
 {
 	struct policy_work *p = &t->policy;
 
 	*batch = (struct model_batch){
 	    .ids = t->ids, .targets = t->targets, .starts = t->starts, .row_ends = t->row_ends};
-	p->first = MIN(micro_step * t->o.micro_batch, p->count);
-	p->end = MIN(p->first + t->o.micro_batch, p->count);
+	p->first = MIN(part->first + micro_step * t->o.micro_batch, part->end);
+	p->end = MIN(p->first + t->o.micro_batch, part->end);
 	t->starts[0] = 0;
 	for (int64_t i = p->first; i < p->end; i++)
 		add_rollout(t, &p->rollouts[i], batch);
 	p->tokens = batch->tokens;
 	return read_reference(t, batch, err);
+}
+
+/* What the model makes of a micro-batch as it was generated. */
+static int observe(struct trainer *t, const struct policy_part *all, int64_t micro_step, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	int64_t at = 0, most = t->o.policy.max_tokens;
+	struct model_batch b;
+	int r;
+
+	if ((r = policy_gather(t, all, micro_step, &b, err)) < 0 ||
+	    (r = model_evaluate(t->plan->model, &b, NULL, p->losses, err)) < 0)
+		return r;
+	for (int64_t i = p->first; i < p->end; i++) {
+		const struct rollout *one = &p->rollouts[i];
+
+		policy_read_completion(one, p->losses + at, p->then + i * most);
+		if (trainer_has_values(t))
+			memcpy(t->ppo.values + i * most, p->losses + b.tokens + at + one->prompt - 1,
+			       (size_t)one->length * sizeof(float));
+		at += one->prompt + one->length;
+	}
+	return 0;
+}
+
+int policy_observe(struct trainer *t, struct error *err)
+{
+	const struct policy_part all = {.end = t->policy.count};
+	int64_t last = policy_last(t, -1, shard_in_step(t->plan->shard));
+	int r = 0;
+
+	for (int64_t a = 0; a <= last && r == 0; a++)
+		r = observe(t, &all, a, err);
+	/* What the passes of the step would find once more is known. */
+	t->policy.fresh = false;
+	return r < 0 ? error_prefix(err, "probabilities of completions") : 0;
 }

@@ -50,20 +50,21 @@ static bool is_logged(const struct trainer *t, int64_t step)
 {
 	bool logged = false;
 
-	for (int i = 0; i < t->o.policy.iterations; i++)
+	for (int64_t i = 0; i < train_set_steps(&t->o); i++)
 		logged |= trainer_has_log(t, step + i);
 	return logged;
 }
 
-/* What has to be known of all ranks' completions. */
-static int share_totals(struct trainer *t, struct error *err)
+/* What has to be known of all ranks' completions of this part. */
+static int share_totals(struct trainer *t, const struct policy_part *part, struct policy_totals *out,
+                        struct error *err)
 {
-	struct policy_work *p = &t->policy;
+	const struct policy_work *p = &t->policy;
 	double *device = policy_device_totals(t), digest = policy_parts_digest(&p->reward_parts);
 	struct policy_totals all = {0};
 	int r;
 
-	for (int64_t i = 0; i < p->count; i++) {
+	for (int64_t i = part->first; i < part->end; i++) {
 		const struct rollout *one = &p->rollouts[i];
 
 		all.completions++;
@@ -78,8 +79,8 @@ static int share_totals(struct trainer *t, struct error *err)
 	     (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, PLAN_TOTALS, COMM_SUM), err)) < 0 ||
 	     (r = device_read(t->dev, &all, device, sizeof(all), err)) < 0 ||
 	     (r = trainer_check_comm(t, err)) < 0))
-		return r;
-	p->all = all;
+		return error_prefix(err, WAITING);
+	*out = all;
 	return 0;
 }
 
@@ -88,21 +89,21 @@ static int check_names(const struct trainer *t, struct error *err)
 {
 	const struct policy_work *p = &t->policy;
 
-	if (p->count == 0 || p->all.names == policy_parts_digest(&p->reward_parts) * p->all.completions)
+	if (p->count == 0 || p->set.names == policy_parts_digest(&p->reward_parts) * p->set.completions)
 		return 0;
 	return error_set(err, -EINVAL,
 	                 "the program that gives rewards has given their parts other names on another rank; "
 	                 "expected the same names, in the same order, on each");
 }
 
-/* The sums of this rank that do not come from passes, and the advantages. */
+/* The sums of this rank that do not come from passes, and the advantages: of the completions of this step. */
 static void count_rewards(struct trainer *t)
 {
 	struct policy_work *p = &t->policy;
-	int64_t n = t->o.micro_batch * t->o.accumulation;
+	int64_t n = train_completions(&t->o);
 
 	memset(p->sums, 0, sizeof(p->sums));
-	for (int64_t i = 0; i < p->count; i++) {
+	for (int64_t i = p->part.first; i < p->part.end; i++) {
 		p->sums[POLICY_SUM_COMPLETIONS]++;
 		p->sums[POLICY_SUM_LENGTH] += (double)p->rollouts[i].length;
 		p->sums[POLICY_SUM_FINISHED] += p->rollouts[i].finished;
@@ -113,40 +114,51 @@ static void count_rewards(struct trainer *t)
 		ppo_count(t);
 		return;
 	}
-	for (int64_t i = 0; i < p->count; i += t->o.policy.generations)
-		policy_advantages(&t->o.policy, &p->all, p->rewards + i, p->rewards + n + i, p->sums);
+	for (int64_t i = p->part.first; i < p->part.end; i += t->o.policy.generations)
+		policy_advantages(&t->o.policy, &p->set, p->rewards + i, p->rewards + n + i, p->sums);
+}
+
+/* A new set of completions. */
+static int make_set(struct trainer *t, int64_t number, struct error *err)
+{
+	struct policy_work *p = &t->policy;
+	double begun = clock_monotonic(), made, steps = (double)train_set_steps(&t->o);
+	struct policy_part all;
+	int r;
+
+	/* Until all of it is there, there is nothing that a step could use. */
+	if ((r = rollouts_make(t, number, err)) < 0)
+		return r;
+	made = clock_monotonic();
+	if ((r = reward(t, err)) < 0 ||
+	    (is_logged(t, t->begun + 1) && (r = report(t, t->begun + 1, err)) < 0))
+		return r;
+	/* Of each step that they are for. */
+	p->seconds[0] = (made - begun) / steps;
+	p->seconds[1] = (clock_monotonic() - made) / steps;
+	all = (struct policy_part){.end = p->count};
+	if ((r = share_totals(t, &all, &p->set, err)) < 0 || (r = check_names(t, err)) < 0)
+		return r;
+	/* A part that has no step yet has to have its probabilities from before the first one. */
+	if ((trainer_has_values(t) || t->o.policy.mini_batches > 1) && (r = policy_observe(t, err)) < 0)
+		return r;
+	return trainer_has_values(t) ? ppo_begin(t, err) : 0;
 }
 
 int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
 {
 	struct policy_work *p = &t->policy;
-	int64_t number = t->begun / t->o.policy.iterations;
-	double begun = clock_monotonic(), made;
+	int64_t number = t->begun / train_set_steps(&t->o);
 	int r;
 
 	p->fresh = p->number != number;
-	if (p->fresh) {
-		/* Until all of it is there, there is nothing that a step could use. */
-		if ((r = rollouts_make(t, number, err)) < 0)
-			return r;
-		made = clock_monotonic();
-		if ((r = reward(t, err)) < 0 ||
-		    (is_logged(t, t->begun + 1) && (r = report(t, t->begun + 1, err)) < 0))
-			return r;
-		/* Of each step that they are for. */
-		p->seconds[0] = (made - begun) / t->o.policy.iterations;
-		p->seconds[1] = (clock_monotonic() - made) / t->o.policy.iterations;
-		if ((r = share_totals(t, err)) < 0)
-			return error_prefix(err, WAITING);
-		if ((r = check_names(t, err)) < 0)
-			return r;
-		if (trainer_has_values(t)) {
-			if ((r = ppo_begin(t, err)) < 0)
-				return r;
-			/* What the passes of the step would find once more is known. */
-			p->fresh = false;
-		}
-	}
+	if (p->fresh && (r = make_set(t, number, err)) < 0)
+		return r;
+	p->part_number = (int)(t->begun % t->o.policy.mini_batches);
+	p->part = policy_part(t, p->count, p->part_number);
+	p->all = p->set;
+	if (t->o.policy.mini_batches > 1 && (r = share_totals(t, &p->part, &p->all, err)) < 0)
+		return r;
 	count_rewards(t);
 	w->targets = (int64_t)p->all.counted;
 	w->tokens = (int64_t)p->all.tokens;
@@ -216,7 +228,7 @@ static int weigh(void *context, const float *losses, float *factors, struct erro
 {
 	struct trainer *t = context;
 	struct policy_work *p = &t->policy;
-	int64_t most = t->o.policy.max_tokens, at = 0, n = t->o.micro_batch * t->o.accumulation;
+	int64_t most = t->o.policy.max_tokens, at = 0, n = train_completions(&t->o);
 	float *derivatives = p->now + most;
 
 	if (trainer_has_values(t))
@@ -245,7 +257,7 @@ static int weigh(void *context, const float *losses, float *factors, struct erro
 
 int policy_micro_batch(struct trainer *t, int64_t micro_step, struct model_batch *batch, struct error *err)
 {
-	int r = policy_gather(t, micro_step, batch, err);
+	int r = policy_gather(t, &t->policy.part, micro_step, batch, err);
 
 	batch->weigh = weigh;
 	batch->weigh_context = t;

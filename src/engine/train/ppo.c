@@ -46,6 +46,7 @@ void ppo_whiten(const struct ppo_sums *all, float *advantages, int64_t n)
 
 void ppo_measure(const struct policy_options *o, const struct ppo_rollout *r, double sums[POLICY_SUMS])
 {
+	sums[POLICY_SUM_MEASURED]++;
 	for (int64_t i = 0; i < r->length; i++) {
 		sums[POLICY_SUM_ENTROPY] -= (double)r->then[i];
 		if (o->beta > 0)
@@ -98,15 +99,21 @@ void ppo_completion(const struct policy_options *o, const struct policy_totals *
 	sums[POLICY_SUM_COUNTED] += (double)r->length;
 }
 
+/* What is left of the rounding of sums is no variance. */
+#define VARIANCE_ROUNDED 1e-12
+
 static double variance(double n, double sum, double squares)
 {
-	return MAX(squares / n - sum / n * sum / n, 0);
+	double v = squares / n - sum / n * sum / n;
+
+	return v > VARIANCE_ROUNDED * squares / n ? v : 0;
 }
 
 int ppo_metrics(const struct policy_options *o, const double sums[POLICY_SUMS], const double seconds[2],
                 struct preference_metric out[PREFERENCE_METRICS_MAX])
 {
-	double n = MAX(sums[POLICY_SUM_COMPLETIONS], 1), counted = MAX(sums[POLICY_SUM_COUNTED], 1),
+	double n = MAX(sums[POLICY_SUM_COMPLETIONS], 1), measured = MAX(sums[POLICY_SUM_MEASURED], 1),
+	       counted = MAX(sums[POLICY_SUM_COUNTED], 1),
 	       spread = variance(counted, sums[POLICY_SUM_RETURNS], sums[POLICY_SUM_RETURN_SQUARES]),
 	       errors = variance(counted, sums[POLICY_SUM_ERRORS], sums[POLICY_SUM_ERROR_SQUARES]);
 	const struct preference_metric all[] = {
@@ -114,7 +121,7 @@ int ppo_metrics(const struct policy_options *o, const double sums[POLICY_SUMS], 
 	    {"reward_std", policy_deviation(n, sums[POLICY_SUM_REWARD], sums[POLICY_SUM_REWARD_SQUARES])},
 	    {"completions/mean_length", sums[POLICY_SUM_LENGTH] / n},
 	    {"completions/clipped_ratio", 1 - sums[POLICY_SUM_FINISHED] / n},
-	    {"objective/entropy", sums[POLICY_SUM_ENTROPY] / n},
+	    {"objective/entropy", sums[POLICY_SUM_ENTROPY] / measured},
 	    {"loss/policy_avg", sums[POLICY_SUM_POLICY_LOSS] / counted},
 	    {"loss/value_avg", sums[POLICY_SUM_VALUE_LOSS] / counted},
 	    {"policy/approxkl_avg", sums[POLICY_SUM_MOVED] / counted},
@@ -124,7 +131,7 @@ int ppo_metrics(const struct policy_options *o, const double sums[POLICY_SUMS], 
 	    {"val/explained_variance", spread > 0 ? 1 - errors / spread : 0},
 	    {"generation_seconds", seconds[0]},
 	    {"reward_seconds", seconds[1]},
-	    {"objective/kl", sums[POLICY_SUM_KL] / n},
+	    {"objective/kl", sums[POLICY_SUM_KL] / measured},
 	};
 	int count = (int)ARRAY_SIZE(all) - (o->beta > 0 ? 0 : 1);
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * PPO's part of a step: before the first step on a set of completions, a pass over all of them finds the
- * log-probabilities and values that they were generated with, from which advantages and returns follow; the
- * losses of their tokens and values, between the passes.
+ * PPO's part of a step: before the first step on a set of completions, advantages and returns, from what they
+ * were generated with; the losses of their tokens and values, between the passes.
  */
 #include <string.h>
 
@@ -13,15 +12,15 @@
 int ppo_allocate(struct trainer *t, struct error *err)
 {
 	struct ppo_work *w = &t->ppo;
-	size_t n = (size_t)(t->o.micro_batch * t->o.accumulation * t->o.policy.max_tokens);
+	size_t n = (size_t)(train_completions(&t->o) * t->o.policy.max_tokens);
 
 	if (!trainer_has_values(t))
 		return 0;
 	w->values = malloc(n * sizeof(*w->values));
 	w->advantages = malloc(n * sizeof(*w->advantages));
 	w->returns = malloc(n * sizeof(*w->returns));
-	w->now = malloc(2 * (size_t)t->o.policy.max_tokens * sizeof(*w->now));
-	return w->values && w->advantages && w->returns && w->now ? 0 : error_oom(err);
+	w->derivatives = malloc((size_t)t->o.policy.max_tokens * sizeof(*w->derivatives));
+	return w->values && w->advantages && w->returns && w->derivatives ? 0 : error_oom(err);
 }
 
 void ppo_free(struct trainer *t)
@@ -29,7 +28,7 @@ void ppo_free(struct trainer *t)
 	free(t->ppo.values);
 	free(t->ppo.advantages);
 	free(t->ppo.returns);
-	free(t->ppo.now);
+	free(t->ppo.derivatives);
 }
 
 /* The completion of this index as it was generated. */
@@ -43,29 +42,6 @@ static struct ppo_rollout rollout_of(const struct trainer *t, int64_t index)
 	                            .values = t->ppo.values + at,
 	                            .length = p->rollouts[index].length,
 	                            .reward = p->rewards[index]};
-}
-
-/* What the model makes of a micro-batch as it was generated. */
-static int observe(struct trainer *t, int64_t micro_step, struct error *err)
-{
-	struct policy_work *p = &t->policy;
-	int64_t at = 0, most = t->o.policy.max_tokens;
-	struct model_batch b;
-	int r;
-
-	/* With the reference's part. */
-	if ((r = policy_gather(t, micro_step, &b, err)) < 0 ||
-	    (r = model_evaluate(t->plan->model, &b, NULL, p->losses, err)) < 0)
-		return r;
-	for (int64_t i = p->first; i < p->end; i++) {
-		const struct rollout *one = &p->rollouts[i];
-
-		policy_read_completion(one, p->losses + at, p->then + i * most);
-		memcpy(t->ppo.values + i * most, p->losses + b.tokens + at + one->prompt - 1,
-		       (size_t)one->length * sizeof(float));
-		at += one->prompt + one->length;
-	}
-	return 0;
 }
 
 /* Of the tokens of all ranks. */
@@ -88,14 +64,10 @@ static int share_sums(struct trainer *t, struct ppo_sums *sums, struct error *er
 
 int ppo_begin(struct trainer *t, struct error *err)
 {
-	int64_t most = t->o.policy.max_tokens, last = policy_last(t, shard_in_step(t->plan->shard));
+	int64_t most = t->o.policy.max_tokens;
 	struct ppo_sums sums = {0};
-	int r = 0;
+	int r;
 
-	for (int64_t a = 0; a <= last && r == 0; a++)
-		r = observe(t, a, err);
-	if (r < 0)
-		return error_prefix(err, "values of completions");
 	for (int64_t i = 0; i < t->policy.count; i++) {
 		struct ppo_rollout one = rollout_of(t, i);
 
@@ -115,7 +87,7 @@ void ppo_count(struct trainer *t)
 {
 	struct policy_work *p = &t->policy;
 
-	for (int64_t i = 0; i < p->count; i++) {
+	for (int64_t i = p->part.first; i < p->part.end; i++) {
 		struct ppo_rollout one = rollout_of(t, i);
 
 		p->sums[POLICY_SUM_REWARD] += one.reward;
@@ -130,7 +102,7 @@ int ppo_weigh(struct trainer *t, const float *losses, float *factors)
 	struct policy_work *p = &t->policy;
 	struct ppo_work *w = &t->ppo;
 	int64_t most = t->o.policy.max_tokens, at = 0;
-	float *derivatives = p->now + most, *of_values = w->now + most;
+	float *derivatives = p->now + most, *of_values = w->derivatives;
 
 	for (int64_t i = p->first; i < p->end && losses; i++) {
 		const struct rollout *one = &p->rollouts[i];

@@ -263,7 +263,7 @@ int rollouts_hold_out(struct trainer *t, int64_t first, int64_t n, struct error 
 int rollouts_allocate(struct trainer *t, struct error *err)
 {
 	struct policy_work *p = &t->policy;
-	size_t n = (size_t)(t->o.micro_batch * t->o.accumulation), most = (size_t)t->o.policy.max_tokens;
+	size_t n = (size_t)train_completions(&t->o), most = (size_t)t->o.policy.max_tokens;
 
 	if (!t->o.policy.generations)
 		return 0;

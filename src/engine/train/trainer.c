@@ -64,7 +64,9 @@ static int allocate(struct trainer *t, struct error *err)
 {
 	size_t batch = (size_t)t->o.micro_batch;
 	size_t tokens = (size_t)(train_tokens(&t->o, t->max_row) * train_sequence_degree(&t->o));
-	size_t rows = batch * (size_t)t->o.accumulation, scratch = 0;
+	size_t rows = batch * (size_t)t->o.accumulation *
+	              (size_t)(trainer_has_policy(t) ? t->o.policy.mini_batches : 1),
+	       scratch = 0;
 	struct device_shapes shapes[PLAN_MODELS];
 	int models, r;
 
