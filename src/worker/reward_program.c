@@ -14,8 +14,12 @@
 
 #include "base/clock.h"
 #include "worker/reward_lines.h"
+#include "worker/stop.h"
 
 extern char **environ;
+
+/* How long a signal to stop may be overlooked. */
+#define STOP_SECONDS 0.5
 
 /* After the end of its input. */
 #define END_SECONDS 5.0
@@ -180,6 +184,7 @@ static int check_surplus(struct reward_program *p, struct policy_parts *parts, s
 int reward_program_ask(struct reward_program *p, const char *text, size_t len, int64_t n, double *rewards,
                        struct policy_parts *parts, double timeout, struct error *err)
 {
+	double idle = 0;
 	size_t written = 0;
 	int64_t done = 0;
 	/* What the program has written since the call before answers no completion. */
@@ -188,11 +193,16 @@ int reward_program_ask(struct reward_program *p, const char *text, size_t len, i
 	while (r == 0 && (done < n || written < len)) {
 		struct pollfd ends[] = {{.fd = p->out, .events = POLLIN},
 		                        {.fd = written < len ? p->in : -1, .events = POLLOUT}};
-		int ready = poll(ends, ARRAY_SIZE(ends), (int)MIN(timeout * 1000, INT32_MAX));
+		double begun = clock_monotonic();
+		int ready = poll(ends, ARRAY_SIZE(ends), (int)(1000 * MIN(timeout - idle, STOP_SECONDS)) + 1);
 
 		if (ready < 0 && errno != EINTR)
 			return error_errno(err, -errno, "cannot wait for %s", p->name);
-		if (ready == 0)
+		/* A signal may come just before poll. */
+		if (stop_signal())
+			return 1;
+		idle = ready > 0 ? 0 : idle + clock_monotonic() - begun;
+		if (idle >= timeout)
 			return error_set(err, -ETIMEDOUT,
 			                 "%s has given %lld of %lld rewards, and nothing for %g s "
 			                 "(parallel.timeout)",

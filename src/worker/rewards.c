@@ -45,7 +45,7 @@ static int add_line(const struct rewards *r, const struct rollout *one, int64_t 
 /* Names the key of the program. */
 static int name_key(const struct run_config *config, int r, struct error *err)
 {
-	return r < 0 ? error_prefix(err, "%s.reward", run_task_name(config->task)) : 0;
+	return r < 0 ? error_prefix(err, "%s.reward", run_task_name(config->task)) : r;
 }
 
 int rewards_start(struct rewards *r, const struct run_config *config, const struct tokenizer *tok,

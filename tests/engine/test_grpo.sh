@@ -111,6 +111,25 @@ sed 's|"even", "end"|"end", "even"|' "$tmp/parts-two.json" >"$tmp/turned.json"
 rm -r "$tmp/parts-two-out"
 ! pair parts-two turned || fail "ranks with other names"
 grep -h -q "^error: step 1: the program that gives rewards has given their parts other names on another rank" "$tmp/parts-two-0.log" "$tmp/parts-two-1.log" || { cat "$tmp"/parts-two-[01].log; fail "what it says of other names"; }
+# A run that is stopped while it waits for rewards does not wait: it saves what was there before, and goes on from there to the same bits.
+stopped() { # NAME AT RANKS STEP: by the program of the first rank, in place of a reward
+	cp "$tmp/$1.json" "$tmp/$1-whole.json"
+	sed -i "s|/$1.asked\"|&, \"--stop-at=$2\"|" "$tmp/$1.json"
+	all_ranks "$1" "$3" "$1-whole" && fail "$1: not stopped"
+	grep -q "^stopped by Terminated after step $4\$" "$tmp/$1-0.log" || { cat "$tmp/$1-0.log"; fail "$1: where it was stopped"; }
+	[ "$4" = 0 ] || [ -e "$tmp/$1-out/checkpoint-$4/dtrain/state.json" ] || fail "$1: not saved"
+	attempt=2 all_ranks "$1-whole" "$3" || { cat "$tmp/$1-whole"-*.log; fail "$1: resumed"; }
+	[ "$4" = 0 ] || grep -q "^resuming from .*checkpoint-$4\$" "$tmp/$1-whole-0.log" || { cat "$tmp/$1-whole-0.log"; fail "$1: not resumed"; }
+}
+own stopped
+stopped stopped 9 1 2
+same_run one-out stopped-out
+own stopped-two '"accumulation": 4' '"parallel": {"strategy": "zero3"}'
+stopped stopped-two 5 2 2
+near_policy one stopped-two
+own stopped-first
+stopped stopped-first 3 1 0
+same_run one-out stopped-first-out
 # Held-out prompts have one completion each, also between two steps on the same completions; the training is the same without them.
 # They are more than a rank generates for a step, so that an evaluation takes two pieces.
 python more "$tmp"
@@ -140,6 +159,11 @@ same_numbers "$(reported held-two-out)" "$(reported held-out)" || fail "held-out
 # Of a set and of the first piece of an evaluation, which has eight, two each.
 diff <(jq -c 'del(.step)' "$tmp/held-out/completions.jsonl") <(jq -c 'select(.count == 8) | {prompt, completion, answer, finished, held_out, row, reward, index}' "$tmp/held.asked" |
 	jq -s -c '.[] | select(.index < 2) | del(.index)') || fail "completions.jsonl of held-out prompts"
+# A run that is stopped in an evaluation ends that, and then stops behind the last step on the same completions.
+held held-stopped 1
+stopped held-stopped 12 1 2
+diff <(trained held-out) <(trained held-stopped-out) && cmp "$tmp/held-out/model.safetensors" "$tmp/held-stopped-out/model.safetensors" || fail "stopped in an evaluation: other losses"
+losses "$tmp/held-stopped-out" | jq -s -e 'map(.eval_reward != null) == [false, false, true, true, true, true]' >/dev/null || fail "stopped in an evaluation: what is reported of it"
 # Of steps that are not in the log but for an evaluation or the end, too.
 held held-logged 4 '' '"accumulation": 8'
 sed -i 's|"log_steps": 1|"log_steps": 10|' "$tmp/held-logged.json"

@@ -43,8 +43,9 @@ struct trainer {
 	int64_t begun;             /* the same with those that are queued, one at most or two */
 	struct loss_scaler scaler; /* of fp16 */
 	int64_t tokens;            /* seen by all ranks since this process began */
-	bool asks;                 /* this rank asks to stop */
-	bool stop;                 /* in the steps done, any rank has asked */
+	const struct train_callbacks *callbacks; /* of trainer_run; NULL: a step by itself */
+	bool asks;                               /* this rank asks to stop */
+	bool stop;                               /* in the steps done, any rank has asked */
 
 	double waited;   /* comm_waited_seconds when the last step ended */
 	double ended_at; /* when that was */
@@ -79,6 +80,7 @@ struct trainer {
 		int64_t number;  /* of the set of them, from 0; -1: none, or those of held-out prompts */
 		int generations; /* completions of each prompt, of this set */
 		bool fresh;      /* made for this step */
+		bool abandoned;  /* this rank is to stop: nobody waits for completions and rewards any more */
 		int64_t count;   /* of the completions that there are */
 		int part_number; /* which of the mini-batches of the set the step has, */
 		struct policy_part part; /* and these completions are it */
@@ -170,12 +172,21 @@ static inline bool trainer_has_values(const struct trainer *t)
 }
 int rollouts_allocate(struct trainer *t, struct error *err);
 void rollouts_free(struct trainer *t);
+/* Whether this rank is asked to stop while completions are made: what they were for will not be done. */
+static inline bool policy_abandons(struct trainer *t)
+{
+	const struct train_callbacks *cb = t->callbacks;
+
+	if (cb && cb->should_stop && cb->should_stop(cb->context))
+		t->policy.abandoned = true;
+	return t->policy.abandoned;
+}
 /* The completions of set `number`. Every rank calls it. */
 int rollouts_make(struct trainer *t, int64_t number, struct error *err);
 /* One of each of the held-out prompts from `first` on, of which each rank has up to n. */
 int rollouts_hold_out(struct trainer *t, int64_t first, int64_t n, struct error *err);
 /* The measurements of an evaluation, at the places of those of a step; what an evaluation does not have is no
- * number. */
+ * number. 1: it was abandoned, since a rank is asked to stop; on all ranks. */
 int policy_evaluate(struct trainer *t, struct preference_metric *metrics, struct error *err);
 int scores_allocate(struct trainer *t, struct error *err);
 void scores_free(struct trainer *t);
@@ -183,7 +194,7 @@ void scores_free(struct trainer *t);
 int scores_add(struct trainer *t, const struct rollout *rollouts, int64_t n, double *rewards,
                struct error *err);
 /* Before the micro-steps of a step: completions, their rewards and advantages. Fills targets and tokens of w.
- */
+ * 1, on all ranks: a rank was asked to stop meanwhile, and there is no step. */
 int policy_begin(struct trainer *t, struct train_work *w, struct error *err);
 /* Whether a completion counts in the loss. */
 static inline bool policy_counts(const struct trainer *t, const struct rollout *one)
@@ -255,7 +266,7 @@ static inline int64_t trainer_iterations(const struct trainer *t)
 	return trainer_has_policy(t) ? train_set_steps(&t->o) : 1;
 }
 /* Queues a step, and ends the oldest that is queued: waits for its sums, and fills log. Steps end in the
- * order in which they have begun. */
+ * order in which they have begun. Of trainer_begin_step 1: no step has begun, since the run is to stop. */
 int trainer_begin_step(struct trainer *t, struct error *err);
 int trainer_end_step(struct trainer *t, struct train_log *log, struct error *err);
 /* Whether a step may begin before the one before it has ended: where the host learns nothing of that one

@@ -44,6 +44,18 @@ static int begin_step(struct trainer *t, const struct train_callbacks *cb, struc
 	return trainer_begin_step(t, err);
 }
 
+/* Behind a step that is the last one because the next has not begun: what was done since the last checkpoint
+ * is saved. `from`: the step at which the process began. */
+static int stop_between(struct trainer *t, const struct train_callbacks *cb, int64_t from, struct error *err)
+{
+	bool saved = t->step == from || trainer_due(t->step, t->o.save_steps);
+	int r = saved || !cb->on_save ? 0 : cb->on_save(cb->context, t->step, true, err);
+
+	if (r == 0)
+		r = shard_settle(t->plan->shard, err);
+	return r < 0 ? r : 1;
+}
+
 /* Begins the step that is ended next, and where that need not end before it, the one behind it: the device
  * then has work while the host reads, and reports, what the first has given. */
 static int begin_steps(struct trainer *t, const struct train_callbacks *cb, struct error *err)
@@ -64,6 +76,7 @@ static double seconds_per_step(const struct interval *all, double first)
 int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct error *err)
 {
 	double began = clock_monotonic(), first = 0;
+	int64_t from = t->step;
 	_cleanup_free_ double *ranks = calloc((size_t)t->world_size, sizeof(*ranks));
 	struct interval all = {0}, last = {0};
 	int r;
@@ -72,11 +85,15 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 		return error_oom(err);
 
 	t->stop = false;
+	t->callbacks = cb;
 	while (t->step < t->total_steps) {
 		bool end, save, eval, stop;
 		struct train_log log;
 
-		if ((r = begin_steps(t, cb, err)) < 0 || (r = trainer_end_step(t, &log, err)) < 0)
+		r = begin_steps(t, cb, err);
+		if (r == 1)
+			return stop_between(t, cb, from, err);
+		if (r < 0 || (r = trainer_end_step(t, &log, err)) < 0)
 			return r;
 		/* Completions are not saved: a run goes on where the next ones are made. */
 		stop = t->stop && t->begun == t->step && t->step % trainer_iterations(t) == 0;
@@ -100,7 +117,7 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 		if (eval) {
 			if ((r = trainer_evaluate(t, &log.eval_loss, log.eval_metrics, err)) < 0)
 				return r;
-			log.has_eval = true;
+			log.has_eval = r == 0;
 		}
 		if (cb->on_log && trainer_has_log(t, t->step)) {
 			log.loss_mean = last.loss / (double)last.losses;

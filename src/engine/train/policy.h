@@ -78,7 +78,8 @@ struct policy_options {
 	int32_t closing[POLICY_CLOSING_MOST];
 	int closing_count;
 	/* NULL with a reward model: it alone gives rewards. The rewards of n completions, on each rank of its
-	 * own ones, and their parts. Called between steps. */
+	 * own ones, and their parts. Called between steps. Returns 1 where it has ended early, because the
+	 * run is to stop. */
 	int (*reward)(void *context, const struct rollout *rollouts, int64_t n, double *rewards,
 	              struct policy_parts *parts, struct error *err);
 	void *reward_context;
@@ -127,6 +128,7 @@ struct policy_totals {
 	double reward, squares;      /* sums of rewards and of their squares */
 	double tokens;               /* of prompts and completions */
 	double names;                /* policy_parts_digest of each completion's rank */
+	double abandoned;            /* ranks that have been asked to stop meanwhile */
 };
 
 /* The advantages of the completions of one group, with the sums that it adds to. all: of the set. */
@@ -171,6 +173,7 @@ int policy_parts_metrics(const struct policy_parts *parts, const double sums[POL
  * are `count`: what only a step has is no number. */
 struct policy_evaluation {
 	double completions, length, finished, reward, squares;
+	double abandoned; /* as of policy_totals */
 };
 void policy_evaluation_metrics(const struct policy_evaluation *all, struct preference_metric *metrics,
                                int count);

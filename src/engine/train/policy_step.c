@@ -20,11 +20,15 @@ static int reward(struct trainer *t, struct error *err)
 	struct policy_work *p = &t->policy;
 	int r = 0;
 
-	if (p->count == 0)
+	if (p->count == 0 || p->abandoned)
 		return 0;
 	memset(p->rewards, 0, (size_t)p->count * sizeof(*p->rewards));
 	if (o->reward)
 		r = o->reward(o->reward_context, p->rollouts, p->count, p->rewards, &p->reward_parts, err);
+	if (r == 1) {
+		p->abandoned = true;
+		return 0;
+	}
 	if (r == 0 && o->reward_model)
 		r = scores_add(t, p->rollouts, p->count, p->rewards, err);
 	for (int64_t i = 0; i < p->count && r == 0; i++)
@@ -40,9 +44,9 @@ static int report(struct trainer *t, int64_t step, struct error *err)
 	const struct policy_options *o = &t->o.policy;
 	struct policy_work *p = &t->policy;
 
-	return o->on_rewards ? o->on_rewards(o->on_rewards_context, step, p->rollouts, p->count, p->rewards,
-	                                     &p->reward_parts, err)
-	                     : 0;
+	return o->on_rewards && !p->abandoned ? o->on_rewards(o->on_rewards_context, step, p->rollouts,
+	                                                      p->count, p->rewards, &p->reward_parts, err)
+	                                      : 0;
 }
 
 /* Whether there is a log behind one of the steps on the same completions, of which `step` is the first. */
@@ -74,6 +78,7 @@ static int share_totals(struct trainer *t, const struct policy_part *part, struc
 		all.tokens += (double)(one->prompt + one->length);
 		all.names += digest;
 	}
+	all.abandoned = p->abandoned;
 	if (t->world_size > 1 &&
 	    ((r = device_write(t->dev, device, &all, sizeof(all), err)) < 0 ||
 	     (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, PLAN_TOTALS, COMM_SUM), err)) < 0 ||
@@ -137,7 +142,15 @@ static int make_set(struct trainer *t, int64_t number, struct error *err)
 	p->seconds[0] = (made - begun) / steps;
 	p->seconds[1] = (clock_monotonic() - made) / steps;
 	all = (struct policy_part){.end = p->count};
-	if ((r = share_totals(t, &all, &p->set, err)) < 0 || (r = check_names(t, err)) < 0)
+	if (p->abandoned)
+		all.end = 0;
+	if ((r = share_totals(t, &all, &p->set, err)) < 0)
+		return r;
+	if (p->set.abandoned > 0) {
+		p->number = -1;
+		return 1;
+	}
+	if ((r = check_names(t, err)) < 0)
 		return r;
 	/* A part that has no step yet has to have its probabilities from before the first one. */
 	if ((trainer_has_values(t) || t->o.policy.mini_batches > 1) && (r = policy_observe(t, err)) < 0)
@@ -152,7 +165,7 @@ int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
 	int r;
 
 	p->fresh = p->number != number;
-	if (p->fresh && (r = make_set(t, number, err)) < 0)
+	if (p->fresh && (r = make_set(t, number, err)) != 0)
 		return r;
 	p->part_number = (int)(t->begun % t->o.policy.mini_batches);
 	p->part = policy_part(t, p->count, p->part_number);
@@ -180,13 +193,14 @@ static int evaluate(struct trainer *t, struct policy_evaluation *all, struct err
 		if ((r = rollouts_hold_out(t, first, MIN(each, most), err)) < 0 || (r = reward(t, err)) < 0 ||
 		    (first == 0 && (r = report(t, t->step, err)) < 0))
 			return r;
-		for (int64_t i = 0; i < p->count; i++) {
+		for (int64_t i = 0; i < p->count && !p->abandoned; i++) {
 			all->completions++;
 			all->length += (double)p->rollouts[i].length;
 			all->finished += p->rollouts[i].finished;
 			all->reward += p->rewards[i];
 			all->squares += p->rewards[i] * p->rewards[i];
 		}
+		all->abandoned = MAX(all->abandoned, p->abandoned);
 	}
 	return r;
 }
@@ -216,6 +230,8 @@ int policy_evaluate(struct trainer *t, struct preference_metric *metrics, struct
 	     (r = device_read(t->dev, &all, device, sizeof(all), err)) < 0 ||
 	     (r = trainer_check_comm(t, err)) < 0))
 		return error_prefix(err, "evaluation: " WAITING);
+	if (all.abandoned > 0)
+		return 1;
 	if (metrics)
 		policy_evaluation_metrics(&all, metrics,
 		                          trainer_policy_metrics(t, none, t->policy.seconds, metrics));

@@ -141,7 +141,7 @@ static int begin_prompt(struct trainer *t, const struct wave *w, int from, int e
 {
 	struct policy_work *p = &t->policy;
 	const struct rollout *one = &p->rollouts[w->first + from];
-	int count = MAX(MIN(end, w->count) - from, 0), r;
+	int count = policy_abandons(t) ? 0 : MAX(MIN(end, w->count) - from, 0), r;
 
 	if (count > 0)
 		model_decode_reset(t->plan->model, from);
@@ -174,13 +174,13 @@ static int run_wave(struct trainer *t, const struct wave *w, struct error *err)
 	int r = begin_wave(t, w, err);
 
 	while (r == 0) {
+		bool abandoned = policy_abandons(t), any;
 		int live = 0;
-		bool any;
 
 		for (int i = 0; i < w->count; i++) {
 			const struct rollout *one = &p->rollouts[w->first + i];
 
-			if (has_ended(t, one))
+			if (abandoned || has_ended(t, one))
 				continue;
 			p->parts[live] = (struct model_part){.sequence = i, .n = 1, .chosen = true};
 			p->next[live++] = one->ids[one->prompt + one->length - 1];
@@ -228,7 +228,10 @@ static int begin_rollouts(struct trainer *t, const struct dataset *data, int64_t
 static int make(struct trainer *t, const struct dataset *data, int64_t prompts, struct error *err)
 {
 	int64_t all = prompts * t->policy.generations;
-	int r = begin_rollouts(t, data, prompts, err);
+	int r;
+
+	t->policy.abandoned = false;
+	r = begin_rollouts(t, data, prompts, err);
 
 	for (int64_t first = 0; first < all && r == 0; first += t->plan->sequences) {
 		struct wave w = {.first = first, .places = (int)MIN(all - first, t->plan->sequences)};

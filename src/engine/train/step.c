@@ -350,8 +350,8 @@ int trainer_begin_step(struct trainer *t, struct error *err)
 	if (t->begun == t->step)
 		t->waited = trainer_waited(t);
 	if (trainer_has_policy(t)) {
-		if ((r = policy_begin(t, w, err)) < 0)
-			return error_prefix(err, "step %lld", (long long)w->step);
+		if ((r = policy_begin(t, w, err)) != 0)
+			return r < 0 ? error_prefix(err, "step %lld", (long long)w->step) : r;
 	} else {
 		count_batch(t, w);
 	}

@@ -96,7 +96,8 @@ struct train_callbacks {
 	 * the last step: the caller saves the final model itself. */
 	int (*on_save)(void *context, int64_t step, bool stopped, struct error *err);
 	/* Polled once a step, before it begins; the ranks agree, so that one rank's true stops all after the
-	 * same step, which on a GPU may be the one behind it. NULL: never. */
+	 * same step, which on a GPU may be the one behind it. Also polled while completions are made: all
+	 * ranks then stop behind the step before. NULL: never. */
 	bool (*should_stop)(void *context);
 };
 
@@ -167,7 +168,7 @@ int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err
 int trainer_run_step_ahead(struct trainer *t, bool more, struct train_log *log, struct error *err);
 /* Mean loss over the held-out rows, all ranks together; of a preference task their measurements, too (NULL:
  * not wanted). Of a task that learns from rewards the measurements alone, of a completion of each row; the
- * loss is NaN. */
+ * loss is NaN, and 1 says that it was abandoned, since the run is to stop. */
 int trainer_evaluate(struct trainer *t, double *loss, struct preference_metric *metrics, struct error *err);
 
 /* The teacher of o.distillation, or the reference of o.policy, whose weights are to be loaded before the
