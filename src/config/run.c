@@ -259,6 +259,8 @@ static const struct key run_key_list[] = {
                  "completions are generated for so many steps at once, each of which learns from a part"),
     GRPO_AND_PPO(mask_truncated, KEY_BOOL, "false", 0, 0,
                  "completions that are cut off by max_new_tokens do not count in the loss"),
+    GRPO_AND_PPO(truncation_penalty, KEY_NUMBER, "0", 0, 1e6,
+                 "by which the reward of a completion is lowered that is cut off"),
     GRPO_AND_PPO(sequences, KEY_INT, "0", 0, 4096,
                  "completions that a rank generates at once; 0: all of a step"),
     GRPO_AND_PPO(reference, KEY_STRING, NULL, 0, 0,

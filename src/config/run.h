@@ -42,12 +42,13 @@ struct run_policy {
 	int64_t top_k;
 	double beta; /* weight of the divergence from the reference; 0: there is none */
 	double epsilon;
-	int64_t iterations;      /* steps on the same completions */
-	int64_t mini_batches;    /* parts of a set of completions, each of which has a step of its own */
-	bool mask_truncated;     /* completions that have not ended do not count */
-	int64_t sequences;       /* generated at once on a rank; 0: all of a step */
-	char *reference;         /* Hugging Face directory; default: model.path */
-	int64_t log_completions; /* of each logged step, to completions.jsonl */
+	int64_t iterations;        /* steps on the same completions */
+	int64_t mini_batches;      /* parts of a set of completions, each of which has a step of its own */
+	bool mask_truncated;       /* completions that have not ended do not count */
+	double truncation_penalty; /* by which the reward of such a one is lowered */
+	int64_t sequences;         /* generated at once on a rank; 0: all of a step */
+	char *reference;           /* Hugging Face directory; default: model.path */
+	int64_t log_completions;   /* of each logged step, to completions.jsonl */
 
 	/* Of grpo alone. */
 	char *loss;          /* grpo dapo dr_grpo cispo */

@@ -100,6 +100,7 @@ const struct key_name run_other_names[] = {
     {"scale_rewards", "grpo.scale"},
     {"rl_kl_coef", "grpo.beta, or ppo.beta"},
     {"kl_coef", "ppo.beta"},
+    {"missing_eos_penalty", "ppo.truncation_penalty"},
     {"rl_gamma", "ppo.gamma"},
     {"rl_gae_lambda", "ppo.lambda"},
     {"lam", "ppo.lambda"},

@@ -77,6 +77,7 @@ static void read_policy(const struct run_config *c, struct policy_options *out)
 	                                                                   : POLICY_SCALE_GROUP,
 	                               .of_sequences = str_eq(p->level, "sequence"),
 	                               .mask_unfinished = p->mask_truncated,
+	                               .truncation_penalty = p->truncation_penalty,
 	                               .gamma = p->gamma,
 	                               .lambda = p->lambda,
 	                               .value_weight = p->value_weight,

@@ -141,7 +141,7 @@ REWARD_MODEL = None
 
 
 def replay(directory, rate, name, which, *settings):
-    o = dict(generations=4, max_new_tokens=12, temperature=1.0, beta=0.0, low=0.2, high=0.2, iterations=1, mini=1, scores=0, loss="dapo", level="token", scale="group", mask=0, seed=7, top_k=0)
+    o = dict(generations=4, max_new_tokens=12, temperature=1.0, beta=0.0, low=0.2, high=0.2, iterations=1, mini=1, scores=0, penalty=0.0, loss="dapo", level="token", scale="group", mask=0, seed=7, top_k=0)
     for s in settings:
         key, value = s.split("=")
         o[key] = type(o[key])(value)
@@ -177,6 +177,8 @@ def replay(directory, rate, name, which, *settings):
                 assert a["finished"] == (a["completion_ids"][-1] == 2) and (a["finished"] or len(a["completion_ids"]) == o["max_new_tokens"]), a
         for a in batch if o["scores"] else []:
             a["reward"] += score(directory, a)
+        for a in batch:
+            a["reward"] -= 0.0 if a["finished"] else o["penalty"]
         for a, advantage in zip(batch, advantages(o, [a["reward"] for a in batch])):
             a["advantage"] = advantage
         for part in o["iterations"] * mini_batches(batch, o["mini"], o["generations"]):

@@ -38,7 +38,7 @@ def advantages_of(o, a):
 
 
 def replay(directory, rate, name, which, *settings):
-    o = dict(max_new_tokens=12, temperature=1.0, beta=0.05, epsilon=0.2, iterations=4, mini=1, generations=1, gamma=1.0, lam=0.95, weight=0.1, bound=0.2, value_rate=0.0, scores=0, mask=0)
+    o = dict(max_new_tokens=12, temperature=1.0, beta=0.05, epsilon=0.2, iterations=4, mini=1, generations=1, gamma=1.0, lam=0.95, weight=0.1, bound=0.2, value_rate=0.0, scores=0, penalty=0.0, mask=0)
     for s in settings:
         key, value = s.split("=")
         o[key] = type(o[key])(value)
@@ -58,6 +58,8 @@ def replay(directory, rate, name, which, *settings):
         batch, asked = asked[:n], asked[n:]
         for a in batch if o["scores"] else []:
             a["reward"] += score(directory, a)
+        for a in batch:
+            a["reward"] -= 0.0 if a["finished"] else o["penalty"]
         counted = [a for a in batch if a["finished"] or not o["mask"]]
         with torch.no_grad():
             for a in counted:

@@ -32,7 +32,7 @@ like() { # NAME MODEL GRPO TRAIN SETTINGS…: as with transformers
 like dapo llama '' ''
 like kl llama '"beta": 0.2, "loss": "grpo", "temperature": 0.7, "scale": "batch"' '"micro_batch": 4, "accumulation": 2' beta=0.2 loss=grpo temperature=0.7 scale=batch
 like again llama '"iterations": 3, "epsilon": 0.02, "epsilon_high": 0.04, "sequences": 3, "scale": "none"' '' iterations=3 low=0.02 high=0.04 scale=none
-like sequences llama '"iterations": 2, "epsilon": 0.001, "level": "sequence", "loss": "dr_grpo", "max_new_tokens": 40, "mask_truncated": true' '' iterations=2 low=0.001 high=0.001 level=sequence loss=dr_grpo max_new_tokens=40 mask=1
+like sequences llama '"truncation_penalty": 0.5, "iterations": 2, "epsilon": 0.001, "level": "sequence", "loss": "dr_grpo", "max_new_tokens": 40, "mask_truncated": true' '' iterations=2 low=0.001 high=0.001 level=sequence loss=dr_grpo max_new_tokens=40 mask=1 penalty=0.5
 like cispo gemma2 '"iterations": 2, "loss": "cispo", "epsilon_high": 1.02, "beta": 0.1, "temperature": 0.6' '"recompute": "full"' iterations=2 loss=cispo high=1.02 beta=0.1 temperature=0.6
 like scored llama '"reward_model": "reward-model", "scale": "none"' '' scores=1 scale=none
 like mini llama '"iterations": 2, "mini_batches": 3, "beta": 0.1, "scale": "batch", "epsilon": 0.1' '"micro_batch": 3, "max_steps": 12' iterations=2 mini=3 beta=0.1 scale=batch low=0.1 high=0.1 generations=4

@@ -31,7 +31,7 @@ like() { # NAME MODEL PPO TRAIN SETTINGS…: as with transformers
 like plain llama '' ''
 like bounds llama '"epsilon": 0.01, "value_epsilon": 0.02, "value_learning_rate": 0.01, "value_weight": 0.5, "gamma": 0.95, "lambda": 0.8, "temperature": 0.7, "beta": 0.2' \
 	'"micro_batch": 3, "accumulation": 2' epsilon=0.01 bound=0.02 value_rate=0.01 weight=0.5 gamma=0.95 lam=0.8 temperature=0.7 beta=0.2
-like unbounded gemma2 '"beta": 0, "value_epsilon": 0, "generations": 2, "iterations": 2, "mask_truncated": true, "max_new_tokens": 40' '"recompute": "full"' beta=0 bound=0 iterations=2 mask=1 max_new_tokens=40
+like unbounded gemma2 '"truncation_penalty": 0.5, "beta": 0, "value_epsilon": 0, "generations": 2, "iterations": 2, "mask_truncated": true, "max_new_tokens": 40' '"recompute": "full"' beta=0 bound=0 iterations=2 mask=1 max_new_tokens=40 penalty=0.5
 like scored llama '"reward_model": "reward-model", "iterations": 1' '"optimizer": "adamw"' scores=1 iterations=1
 like mini llama '"iterations": 2, "mini_batches": 2, "value_learning_rate": 0.01' '"accumulation": 2' iterations=2 mini=2 value_rate=0.01
 like experts qwen3_moe '"value_learning_rate": 0.004' '' value_rate=0.004

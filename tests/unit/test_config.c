@@ -1432,6 +1432,7 @@ START_TEST(numbers_have_these_ranges)
 	    "grpo.beta 0 1000\nppo.beta 0 1000\ngrpo.epsilon 1e-06 1\nppo.epsilon 1e-06 1\n"
 	    "grpo.epsilon_high 0 1000\ngrpo.iterations 1 1000\nppo.iterations 1 1000\n"
 	    "grpo.mini_batches 1 1024\nppo.mini_batches 1 1024\n"
+	    "grpo.truncation_penalty 0 1000000\nppo.truncation_penalty 0 1000000\n"
 	    "grpo.sequences 0 4096\nppo.sequences 0 4096\n"
 	    "grpo.log_completions 0 1000000\nppo.log_completions 0 1000000\n"
 	    "ppo.gamma 0 1\nppo.lambda 0 1\nppo.value_weight 0 1000\nppo.value_epsilon 0 1000000\n"

@@ -291,8 +291,9 @@ START_TEST(rewards)
 	    *all = config_of(grpo, "grpo.generations=4", "grpo.max_new_tokens=77", "grpo.sequences=3",
 	                     "grpo.temperature=0.7", "grpo.top_k=9", "grpo.top_p=0.8", "grpo.min_p=0.05",
 	                     "grpo.beta=0.04", "grpo.epsilon=0.1", "grpo.epsilon_high=0.3",
-	                     "grpo.iterations=2", "grpo.mini_batches=3", "grpo.loss=grpo", "grpo.scale=batch",
-	                     "grpo.level=sequence", "grpo.mask_truncated=true", "data.max_length=100"),
+	                     "grpo.iterations=2", "grpo.mini_batches=3", "grpo.truncation_penalty=0.5",
+	                     "grpo.loss=grpo", "grpo.scale=batch", "grpo.level=sequence",
+	                     "grpo.mask_truncated=true", "data.max_length=100"),
 	    *other = config_of(sft, "data.max_length=100");
 	struct policy_options p = options_of(plain).policy;
 	struct dataset_options d;
@@ -315,7 +316,7 @@ START_TEST(rewards)
 	ck_assert(p.temperature == 0.7 && p.top_p == 0.8 && p.min_p == 0.05 && p.beta == 0.04);
 	ck_assert(p.epsilon[0] == 0.1 && p.epsilon[1] == 0.3);
 	ck_assert_int_eq(p.iterations, 2);
-	ck_assert_int_eq(p.mini_batches, 3);
+	ck_assert(p.mini_batches == 3 && p.truncation_penalty == 0.5);
 	ck_assert_int_eq(p.loss, POLICY_GRPO);
 	ck_assert_int_eq(p.scale, POLICY_SCALE_BATCH);
 	ck_assert(p.of_sequences && p.mask_unfinished);

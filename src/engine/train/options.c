@@ -156,11 +156,12 @@ int train_options_check(const struct train_options *o, struct error *err)
 	    {!o->policy.generations ||
 	         (o->policy.max_tokens >= 1 && o->policy.temperature > 0 && o->policy.beta >= 0 &&
 	          o->policy.epsilon[0] > 0 && o->policy.epsilon[1] > 0 && o->policy.iterations >= 1 &&
-	          o->policy.mini_batches >= 1 && o->policy.sequences >= 0),
+	          o->policy.mini_batches >= 1 && o->policy.truncation_penalty >= 0 &&
+	          o->policy.sequences >= 0),
 	     "grpo and ppo: max_new_tokens, iterations and mini_batches have to be at least 1, temperature "
 	     "and epsilon "
 	     "above 0, "
-	     "beta and sequences not negative"},
+	     "beta, sequences and truncation_penalty not negative"},
 	    {!o->policy.generations ||
 	         (o->preference.kind == PREFERENCE_NONE && !o->distillation.teacher && !o->fp8 &&
 	          o->neftune_alpha == 0 && o->label_smoothing == 0 && !o->dft && o->router_loss <= 0),

@@ -65,6 +65,8 @@ struct policy_options {
 	enum policy_scale scale;
 	bool of_sequences; /* the ratio is that of the whole completion, the geometric mean of its tokens' */
 	bool mask_unfinished; /* completions that have not ended by themselves do not count in the loss */
+	double truncation_penalty; /* by which the reward of a completion is lowered that has not ended by
+	                              itself */
 	/* Of PPO: the discount factor γ of rewards and the λ of the generalized advantage estimate, the
 	 * weight of the value head's part of the loss, and the bound of how far a value may move (0: none).
 	 */

@@ -31,10 +31,12 @@ static int reward(struct trainer *t, struct error *err)
 	}
 	if (r == 0 && o->reward_model)
 		r = scores_add(t, p->rollouts, p->count, p->rewards, err);
-	for (int64_t i = 0; i < p->count && r == 0; i++)
+	for (int64_t i = 0; i < p->count && r == 0; i++) {
+		p->rewards[i] -= p->rollouts[i].finished ? 0 : o->truncation_penalty;
 		if (!isfinite(p->rewards[i]))
 			r = error_set(err, -EDOM, "the reward of completion %lld, %g, is not finite",
 			              (long long)i, p->rewards[i]);
+	}
 	return r;
 }
 
