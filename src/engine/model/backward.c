@@ -86,7 +86,8 @@ static void head(struct model *m, const struct model_pass *p, const char *x, flo
 			device_scale(m->dev, m->factors + at, DTYPE_F32, scale, n);
 			device_cast(m->dev, m->logits, m->o.type, m->factors + at, DTYPE_F32, n);
 		} else {
-			model_linear(m, matrix, role, m->logits, x + offset, n);
+			if (!p->has_logits)
+				model_linear(m, matrix, role, m->logits, x + offset, n);
 			if (m->teacher)
 				model_distill(m, at, n, scale);
 			else
@@ -281,7 +282,7 @@ static int nothing(struct model *m, const struct model_batch *batch, bool first,
 
 /* Asks for the factors of the tokens' losses; those of the rows that go through the head are then in
  * m->factors. */
-static int weigh(struct model *m, const struct model_pass *p, const char *x, struct error *err)
+static int weigh(struct model *m, struct model_pass *p, const char *x, struct error *err)
 {
 	int64_t tokens = p->b->tokens, all = p->whole->tokens, rows = p->compact ? p->counted : tokens,
 	        first = m->o.sequence_rank * tokens, numbers = (m->c.values ? 2 : 1) * all;
@@ -293,6 +294,8 @@ static int weigh(struct model *m, const struct model_pass *p, const char *x, str
 	    (r = model_share_losses(m, p, m->token_losses, err)) < 0 ||
 	    (r = p->b->weigh(p->b->weigh_context, m->token_losses, factors, err)) < 0)
 		return r;
+	/* Those of the only chunk, which the losses have left as they were. */
+	p->has_logits = !m->c.scores && logits_chunk(m, rows) >= rows;
 	factors += first;
 	for (int64_t i = 0; i < p->counted && p->compact; i++)
 		factors[i] = factors[m->host_rows[i]];

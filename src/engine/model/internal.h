@@ -214,6 +214,7 @@ struct model_pass {
 	int64_t counted;                   /* rows with a target */
 	int64_t all_counted;               /* the same of the whole batch */
 	bool compact;                      /* only those go through the head: m->rows lists them */
+	bool has_logits;                   /* m->logits are those of all of these rows */
 };
 
 /* The unit that has a part of a role of a base unit: itself or its companion; -1: none. */
