@@ -262,7 +262,7 @@ static const struct key run_key_list[] = {
     GRPO_AND_PPO(truncation_penalty, KEY_NUMBER, "0", 0, 1e6,
                  "by which the reward of a completion is lowered that is cut off"),
     GRPO_AND_PPO(sequences, KEY_INT, "0", 0, 4096,
-                 "completions that a rank generates at once; 0: all of a step"),
+                 "completions that a rank generates at once; 0: all of a set"),
     GRPO_AND_PPO(reference, KEY_STRING, NULL, 0, 0,
                  "with beta: Hugging Face directory of the reference model; default: model.path"),
     GRPO_AND_PPO(log_completions, KEY_INT, "0", 0, 1e6,

@@ -46,7 +46,7 @@ struct run_policy {
 	int64_t mini_batches;      /* parts of a set of completions, each of which has a step of its own */
 	bool mask_truncated;       /* completions that have not ended do not count */
 	double truncation_penalty; /* by which the reward of such a one is lowered */
-	int64_t sequences;         /* generated at once on a rank; 0: all of a step */
+	int64_t sequences;         /* generated at once on a rank; 0: all of a set */
 	char *reference;           /* Hugging Face directory; default: model.path */
 	int64_t log_completions;   /* of each logged step, to completions.jsonl */
 

@@ -11,6 +11,9 @@
 
 #include "base/str.h"
 
+_Static_assert(POLICY_PARTS_MOST == 8, "the message says so");
+#define MOST_PARTS "8"
+
 #define BLANKS " \t\r"
 
 static int refuse(const struct reward_lines *l, const char *program, const char *expected, struct error *err)
@@ -27,6 +30,9 @@ static bool take_number(const char **at, double *number)
 {
 	char *end;
 
+	/* strtod would skip blanks. */
+	if (strchr(BLANKS, **at))
+		return false;
 	*number = strtod(*at, &end);
 	if (end == *at || !isfinite(*number) || (*end && !strchr(BLANKS, *end)))
 		return false;
@@ -103,13 +109,15 @@ static int take_reward(struct reward_lines *l, const char *program, struct polic
 			*reward += values[i];
 		good = good && isfinite(*reward);
 	} else if (good) {
+		at += strspn(at, BLANKS);
 		good = take_number(&at, reward) && !at[strspn(at, BLANKS)];
 	}
 	if (!good)
-		return refuse(l, program,
-		              "a line with a finite number for each completion, or with up to 8, each as "
-		              "NAME=NUMBER",
-		              err);
+		return refuse(
+		    l, program,
+		    "a line with a finite number for each completion, or with up to " MOST_PARTS
+		    ", each as NAME=NUMBER, with different names of up to 39 letters, digits and _-.",
+		    err);
 	if (parts->known && !same_names(parts, &found))
 		return refuse_names(l, program, parts, err);
 	found.values = parts->values;

@@ -425,9 +425,6 @@ static int finish(struct training *t, bool stopped, struct error *err)
 		r = saver_final(t->saver, &at, err);
 	if (r == 0 && !stopped && training_first_rank(t))
 		r = report_end(t->report, trainer_step(t->trainer), NULL, err);
-	/* One that stops behind a step that was saved anyway may still be writing. */
-	if (r == 0 && stopped && (r = saver_wait(t->saver, err)) == 0)
-		r = report_saved(t, err);
 	if (r == 0 && t->comm)
 		r = comm_wait(t->comm, comm_barrier(t->comm), err);
 	if (r == 0 && t->comm)

@@ -110,7 +110,7 @@ pair parts-two || { cat "$tmp/parts-two-0.log" "$tmp/parts-two-1.log"; fail "wit
 sed 's|"even", "end"|"end", "even"|' "$tmp/parts-two.json" >"$tmp/turned.json"
 rm -r "$tmp/parts-two-out"
 ! pair parts-two turned || fail "ranks with other names"
-grep -h -q "^error: step 1: the program that gives rewards has given their parts other names on another rank" "$tmp/parts-two-0.log" "$tmp/parts-two-1.log" || { cat "$tmp"/parts-two-[01].log; fail "what it says of other names"; }
+grep -h -q "^error: step 1: grpo.reward: the program of this rank names the parts of its rewards e[nd ve]*, and that of another rank otherwise" "$tmp/parts-two-0.log" "$tmp/parts-two-1.log" || { cat "$tmp"/parts-two-[01].log; fail "what it says of other names"; }
 # A run that is stopped while it waits for rewards does not wait: it saves what was there before, and goes on from there to the same bits.
 stopped() { # NAME AT RANKS STEP: by the program of the first rank, in place of a reward
 	cp "$tmp/$1.json" "$tmp/$1-whole.json"
@@ -127,6 +127,12 @@ same_run one-out stopped-out
 own stopped-two '"accumulation": 4' '"parallel": {"strategy": "zero3"}'
 stopped stopped-two 5 2 2
 near_policy one stopped-two
+# What save_steps has asked for is on the disk before the end is reported.
+own stopped-due
+sed -i 's|"save_steps": 0|"save_steps": 2|' "$tmp/stopped-due.json"
+stopped stopped-due 9 1 2
+tail -n 1 "$tmp/stopped-due-0.log" | grep -q '^stopped' || { cat "$tmp/stopped-due-0.log"; fail "a checkpoint is reported after the end"; }
+same_run one-out stopped-due-out
 own stopped-first
 stopped stopped-first 3 1 0
 same_run one-out stopped-first-out
@@ -164,6 +170,9 @@ held held-stopped 1
 stopped held-stopped 12 1 2
 diff <(trained held-out) <(trained held-stopped-out) && cmp "$tmp/held-out/model.safetensors" "$tmp/held-stopped-out/model.safetensors" || fail "stopped in an evaluation: other losses"
 losses "$tmp/held-stopped-out" | jq -s -e 'map(.eval_reward != null) == [false, false, true, true, true, true]' >/dev/null || fail "stopped in an evaluation: what is reported of it"
+held held-stopped-two 1 '"parallel": {"strategy": "zero3"}' '"accumulation": 4'
+stopped held-stopped-two 6 2 2
+diff <(trained held-two-out) <(trained held-stopped-two-out) || fail "two ranks, stopped in an evaluation: other losses"
 # Of steps that are not in the log but for an evaluation or the end, too.
 held held-logged 4 '' '"accumulation": 8'
 sed -i 's|"log_steps": 1|"log_steps": 10|' "$tmp/held-logged.json"

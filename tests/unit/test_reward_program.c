@@ -391,7 +391,7 @@ static const struct {
     LINE("1 a=2\n", 0, "has written \"1 a=2\""),
     LINE("a=1 a=2\n", 0, "has written \"a=1 a=2\""),
     LINE("a=\n", 0, "has written \"a=\""),
-    LINE("a= 1\n", 1, NULL),
+    LINE("a= 1\n", 0, "has written \"a= 1\""),
     LINE("a =1\n", 0, "has written \"a =1\""),
     LINE("=1\n", 0, "has written \"=1\""),
     LINE("a=1b=2\n", 0, "has written \"a=1b=2\""),

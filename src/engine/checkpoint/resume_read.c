@@ -82,10 +82,11 @@ static int parse_name(const struct reading *g, const struct tensor *t, const cha
 	}
 	out->n = tensor_elements(t);
 	if (out->which >= 0 && !hit && strstr(t->name, "." VALUE_HEAD "@"))
-		return error_set(err, -EINVAL,
-		                 "%s is of a run with task = \"ppo\", whose value head this one does not "
-		                 "have; expected that task, or a new run with this directory as model.path",
-		                 g->r->directory);
+		return error_set(
+		    err, -EINVAL,
+		    "%s has the state of a value head, which only a run with task = \"ppo\" uses; "
+		    "expected that task, or a new run with this directory as %s",
+		    g->r->directory, layout_of(g)->adapts ? "lora.from" : "model.path");
 	if (!hit || str_to_int64(at + 1, 0, INT64_MAX, &out->first) < 0 || out->first > (*hit)->count ||
 	    out->n > (*hit)->count - out->first)
 		return error_set(err, -EINVAL, "%s: tensor %s is no part of this model", file, t->name);
@@ -333,12 +334,12 @@ static int check_complete(struct reading *g, struct error *err)
 			     i++)
 				at += g->taken[i].n;
 			if (n > 0 && at != end && layout_of(g)->parameter[p].in_state)
-				return error_set(
-				    err, -EINVAL,
-				    "%s is not of a run with task = \"ppo\", and has no "
-				    "value head; expected the task that it is of, or a new run with this "
-				    "directory as model.path",
-				    g->r->directory);
+				return error_set(err, -EINVAL,
+				                 "%s has no value head: it is not of a run with task = "
+				                 "\"ppo\"; expected its "
+				                 "own task, or a new run with this directory as %s",
+				                 g->r->directory,
+				                 layout_of(g)->adapts ? "lora.from" : "model.path");
 			if (n > 0 && at != end)
 				return error_set(
 				    err, -EINVAL, "%s: no file has %s of %s from element %" PRId64 " on",

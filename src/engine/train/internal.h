@@ -80,7 +80,7 @@ struct trainer {
 		int64_t number;  /* of the set of them, from 0; -1: none, or those of held-out prompts */
 		int generations; /* completions of each prompt, of this set */
 		bool fresh;      /* made for this step */
-		bool abandoned;  /* this rank is to stop: nobody waits for completions and rewards any more */
+		bool abandoned;  /* the run is to stop: nobody waits for completions and rewards any more */
 		int64_t count;   /* of the completions that there are */
 		int part_number; /* which of the mini-batches of the set the step has, */
 		struct policy_part part; /* and these completions are it */

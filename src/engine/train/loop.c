@@ -48,8 +48,7 @@ static int begin_step(struct trainer *t, const struct train_callbacks *cb, struc
  * is saved. `from`: the step at which the process began. */
 static int stop_between(struct trainer *t, const struct train_callbacks *cb, int64_t from, struct error *err)
 {
-	bool saved = t->step == from || trainer_due(t->step, t->o.save_steps);
-	int r = saved || !cb->on_save ? 0 : cb->on_save(cb->context, t->step, true, err);
+	int r = t->step == from || !cb->on_save ? 0 : cb->on_save(cb->context, t->step, true, err);
 
 	if (r == 0)
 		r = shard_settle(t->plan->shard, err);
@@ -73,7 +72,7 @@ static double seconds_per_step(const struct interval *all, double first)
 	return all->steps > 1 ? (all->seconds - first) / (double)(all->steps - 1) : first;
 }
 
-int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct error *err)
+static int run(struct trainer *t, const struct train_callbacks *cb, struct error *err)
 {
 	double began = clock_monotonic(), first = 0;
 	int64_t from = t->step;
@@ -85,7 +84,6 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 		return error_oom(err);
 
 	t->stop = false;
-	t->callbacks = cb;
 	while (t->step < t->total_steps) {
 		bool end, save, eval, stop;
 		struct train_log log;
@@ -139,4 +137,14 @@ int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct erro
 		}
 	}
 	return shard_settle(t->plan->shard, err);
+}
+
+int trainer_run(struct trainer *t, const struct train_callbacks *cb, struct error *err)
+{
+	int r;
+
+	t->callbacks = cb;
+	r = run(t, cb, err);
+	t->callbacks = NULL;
+	return r;
 }

@@ -84,7 +84,7 @@ int64_t train_tokens(const struct train_options *o, int64_t max_row);
 /* Of a policy: whether it has a reference, and how many completions a rank generates at once. */
 bool train_has_reference(const struct train_options *o);
 int train_sequences(const struct train_options *o);
-/* Prompts of which a rank has completions in a step. */
+/* Prompts of which a rank has completions in a set. */
 int64_t train_prompts(const struct train_options *o);
 /* Completions of a set of them, on a rank, and the steps on it. */
 int64_t train_completions(const struct train_options *o);

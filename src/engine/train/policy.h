@@ -52,7 +52,7 @@ struct policy_options {
 	int generations; /* completions of each prompt, at least 2, or of PPO 1; 0: the run is none of these
 	                  */
 	int64_t max_tokens;  /* of a completion */
-	int sequences;       /* that are generated at once on a rank; 0: all of a step */
+	int sequences;       /* that are generated at once on a rank; 0: all of a set */
 	double temperature;  /* above 0; counts in the losses, too */
 	double top_p, min_p; /* sampling.h, as top_k */
 	int64_t top_k;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The micro-batches of a policy, whose rows are completions, with what the reference model makes of them. */
+/* The micro-batches of a policy, whose rows are completions, with their log-probabilities before the first
+ * step. */
 #include <string.h>
 
 #include "engine/train/internal.h"
@@ -60,7 +61,7 @@ static void add_rollout(struct trainer *t, const struct rollout *one, struct mod
 	t->row_ends[batch->rows++] = (int32_t)batch->tokens;
 }
 
-/* What the reference makes of the micro-batch. */
+/* Log-probabilities of the micro-batch under the reference model. */
 static int read_reference(struct trainer *t, const struct model_batch *batch, struct error *err)
 {
 	struct policy_work *p = &t->policy;
@@ -96,7 +97,7 @@ int policy_gather(struct trainer *t, const struct policy_part *part, int64_t mic
 	return read_reference(t, batch, err);
 }
 
-/* What the model makes of a micro-batch as it was generated. */
+/* Log-probabilities, and values, of a micro-batch as it was generated. */
 static int observe(struct trainer *t, const struct policy_part *all, int64_t micro_step, struct error *err)
 {
 	struct policy_work *p = &t->policy;

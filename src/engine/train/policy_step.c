@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -95,12 +96,17 @@ static int share_totals(struct trainer *t, const struct policy_part *part, struc
 static int check_names(const struct trainer *t, struct error *err)
 {
 	const struct policy_work *p = &t->policy;
+	char names[POLICY_PARTS_MOST * (POLICY_PART_NAME + 1)] = "";
 
 	if (p->count == 0 || p->set.names == policy_parts_digest(&p->reward_parts) * p->set.completions)
 		return 0;
+	for (int i = 0; i < p->reward_parts.count; i++)
+		snprintf(names + strlen(names), sizeof(names) - strlen(names), " %s",
+		         p->reward_parts.name[i]);
 	return error_set(err, -EINVAL,
-	                 "the program that gives rewards has given their parts other names on another rank; "
-	                 "expected the same names, in the same order, on each");
+	                 "%s.reward: the program of this rank names the parts of its rewards%s, and that of "
+	                 "another rank otherwise; expected the same names, in the same order, on each",
+	                 trainer_has_values(t) ? "ppo" : "grpo", *names ? names : " not at all");
 }
 
 /* The sums of this rank that do not come from passes, and the advantages: of the completions of this step. */
@@ -133,7 +139,6 @@ static int make_set(struct trainer *t, int64_t number, struct error *err)
 	struct policy_part all;
 	int r;
 
-	/* Until all of it is there, there is nothing that a step could use. */
 	if ((r = rollouts_make(t, number, err)) < 0)
 		return r;
 	made = clock_monotonic();
@@ -192,9 +197,15 @@ static int evaluate(struct trainer *t, struct policy_evaluation *all, struct err
 		/* No rank has more: where they share weights, each place takes a pass. */
 		int64_t most = (rows - first + t->world_size - 1) / t->world_size;
 
-		if ((r = rollouts_hold_out(t, first, MIN(each, most), err)) < 0 || (r = reward(t, err)) < 0 ||
-		    (first == 0 && (r = report(t, t->step, err)) < 0))
+		if ((r = rollouts_hold_out(t, first, MIN(each, most), err)) < 0)
 			return r;
+		all->abandoned = p->abandoned;
+		/* Where ranks share weights, they have agreed on this; not so on what follows. */
+		if (p->abandoned)
+			break;
+		if ((r = reward(t, err)) < 0 || (first == 0 && (r = report(t, t->step, err)) < 0))
+			return r;
+		all->abandoned = p->abandoned;
 		for (int64_t i = 0; i < p->count && !p->abandoned; i++) {
 			all->completions++;
 			all->length += (double)p->rollouts[i].length;
@@ -202,7 +213,6 @@ static int evaluate(struct trainer *t, struct policy_evaluation *all, struct err
 			all->reward += p->rewards[i];
 			all->squares += p->rewards[i] * p->rewards[i];
 		}
-		all->abandoned = MAX(all->abandoned, p->abandoned);
 	}
 	return r;
 }

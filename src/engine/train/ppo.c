@@ -99,7 +99,7 @@ void ppo_completion(const struct policy_options *o, const struct policy_totals *
 	sums[POLICY_SUM_COUNTED] += (double)r->length;
 }
 
-/* What is left of the rounding of sums is no variance. */
+/* A variance below this part of the mean of the squares comes from the rounding of sums. */
 #define VARIANCE_ROUNDED 1e-12
 
 static double variance(double n, double sum, double squares)

@@ -60,21 +60,24 @@ static int pass(struct trainer *t, int count, const int32_t *ids, struct error *
 	return shard_has_slots(t->plan->shard) ? model_decode_nothing(t->plan->model, err) : 0;
 }
 
-/* Whether any rank has sequences that go on: where ranks share weights, all take part in each pass. */
+/* Whether any rank has sequences that go on, `own` of them this one, and whether completions are abandoned:
+ * where ranks share weights, all take part in each pass, and agree on both. */
 static int any_goes_on(struct trainer *t, int own, bool *any, struct error *err)
 {
-	double *device = policy_device_totals(t), sum = own;
-	int r;
+	double *device = policy_device_totals(t);
+	double sums[] = {own, policy_abandons(t)};
+	int r = 0;
 
-	*any = own > 0;
-	if (t->world_size == 1 || !shard_has_slots(t->plan->shard))
-		return 0;
-	if ((r = device_write(t->dev, device, &sum, sizeof(sum), err)) < 0 ||
-	    (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, 1, COMM_SUM), err)) < 0 ||
-	    (r = device_read(t->dev, &sum, device, sizeof(sum), err)) < 0 ||
-	    (r = trainer_check_comm(t, err)) < 0)
-		return r;
-	*any = sum > 0;
+	if (t->world_size > 1 && shard_has_slots(t->plan->shard)) {
+		if ((r = device_write(t->dev, device, sums, sizeof(sums), err)) < 0 ||
+		    (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, ARRAY_SIZE(sums), COMM_SUM),
+		                   err)) < 0 ||
+		    (r = device_read(t->dev, sums, device, sizeof(sums), err)) < 0 ||
+		    (r = trainer_check_comm(t, err)) < 0)
+			return r;
+		t->policy.abandoned = sums[1] > 0;
+	}
+	*any = sums[0] > 0 && !t->policy.abandoned;
 	return 0;
 }
 
@@ -141,7 +144,7 @@ static int begin_prompt(struct trainer *t, const struct wave *w, int from, int e
 {
 	struct policy_work *p = &t->policy;
 	const struct rollout *one = &p->rollouts[w->first + from];
-	int count = policy_abandons(t) ? 0 : MAX(MIN(end, w->count) - from, 0), r;
+	int count = MAX(MIN(end, w->count) - from, 0), r;
 
 	if (count > 0)
 		model_decode_reset(t->plan->model, from);
@@ -159,9 +162,12 @@ static int begin_prompt(struct trainer *t, const struct wave *w, int from, int e
 static int begin_wave(struct trainer *t, const struct wave *w, struct error *err)
 {
 	int64_t generations = t->policy.generations;
+	bool any = true;
 	int r = 0;
 
 	for (int from = 0, end; from < w->places && r == 0; from = end) {
+		if ((r = any_goes_on(t, 1, &any, err)) < 0 || !any)
+			return r;
 		end = (int)MIN(from + generations - (w->first + from) % generations, w->places);
 		r = begin_prompt(t, w, from, end, err);
 	}
@@ -173,14 +179,14 @@ static int run_wave(struct trainer *t, const struct wave *w, struct error *err)
 	struct policy_work *p = &t->policy;
 	int r = begin_wave(t, w, err);
 
-	while (r == 0) {
-		bool abandoned = policy_abandons(t), any;
+	while (r == 0 && !p->abandoned) {
 		int live = 0;
+		bool any;
 
 		for (int i = 0; i < w->count; i++) {
 			const struct rollout *one = &p->rollouts[w->first + i];
 
-			if (abandoned || has_ended(t, one))
+			if (has_ended(t, one))
 				continue;
 			p->parts[live] = (struct model_part){.sequence = i, .n = 1, .chosen = true};
 			p->next[live++] = one->ids[one->prompt + one->length - 1];
@@ -233,7 +239,7 @@ static int make(struct trainer *t, const struct dataset *data, int64_t prompts, 
 	t->policy.abandoned = false;
 	r = begin_rollouts(t, data, prompts, err);
 
-	for (int64_t first = 0; first < all && r == 0; first += t->plan->sequences) {
+	for (int64_t first = 0; first < all && r == 0 && !t->policy.abandoned; first += t->plan->sequences) {
 		struct wave w = {.first = first, .places = (int)MIN(all - first, t->plan->sequences)};
 
 		w.count = (int)MAX(MIN(t->policy.count - first, w.places), 0);

@@ -53,7 +53,7 @@ int scores_add(struct trainer *t, const struct rollout *rollouts, int64_t n, dou
 	struct scores_work *w = &t->scores;
 	int r;
 
-	for (int64_t first = 0; first < n; first += t->o.micro_batch) {
+	for (int64_t first = 0; first < n && !policy_abandons(t); first += t->o.micro_batch) {
 		struct model_batch b = {.ids = w->ids, .targets = w->targets, .starts = w->starts};
 		int64_t end = MIN(first + t->o.micro_batch, n);
 

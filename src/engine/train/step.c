@@ -422,7 +422,7 @@ int trainer_run_step_ahead(struct trainer *t, bool more, struct train_log *log, 
 
 	if (r == 0 && more && trainer_runs_ahead(t))
 		r = trainer_begin_step(t, err);
-	return r < 0 ? r : trainer_end_step(t, log, err);
+	return r != 0 ? r : trainer_end_step(t, log, err);
 }
 
 int trainer_run_step(struct trainer *t, struct train_log *log, struct error *err)

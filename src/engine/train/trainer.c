@@ -22,6 +22,9 @@ static void count_steps(struct trainer *t)
 	/* Floating-point 0.1 · 30 may be slightly above 3, and ceil has to give 3. */
 	total =
 	    o->max_steps > 0 ? o->max_steps : (int64_t)ceil(o->epochs * (double)t->steps_per_epoch - 1e-9);
+	/* Of a set of completions, each step is done. */
+	if (o->max_steps <= 0)
+		total = (total + trainer_iterations(t) - 1) / trainer_iterations(t) * trainer_iterations(t);
 	total = t->total_steps = MAX(total, 1);
 	if (o->max_steps <= 0 && t->sampler.start_rows > 0) {
 		whole = total / t->steps_per_epoch;
