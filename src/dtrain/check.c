@@ -170,8 +170,9 @@ static void check_model(struct check *k)
 			print_good(k, "warning",
 			           "data.max_length and %s.max_new_tokens are %lld together, but the model's "
 			           "max_position_embeddings is %lld: completions of long prompts are cut off "
-			           "before they have as many tokens",
-			           run_task_name(k->c->task), (long long)row, (long long)model.max_positions);
+			           "before they have %s.max_new_tokens",
+			           run_task_name(k->c->task), (long long)row, (long long)model.max_positions,
+			           run_task_name(k->c->task));
 		else if (k->c->data.max_length > model.max_positions)
 			print_good(k, "warning",
 			           "data.max_length is %lld, but the model's max_position_embeddings is "

@@ -113,11 +113,11 @@ static int take_reward(struct reward_lines *l, const char *program, struct polic
 		good = take_number(&at, reward) && !at[strspn(at, BLANKS)];
 	}
 	if (!good)
-		return refuse(
-		    l, program,
-		    "a line with a finite number for each completion, or with up to " MOST_PARTS
-		    ", each as NAME=NUMBER, with different names of up to 39 letters, digits and _-.",
-		    err);
+		return refuse(l, program,
+		              "a line with a finite number for each completion, or with up to " MOST_PARTS
+		              ", each as NAME=NUMBER, with different names of up to 39 letters, digits, "
+		              "underscores, hyphens and periods",
+		              err);
 	if (parts->known && !same_names(parts, &found))
 		return refuse_names(l, program, parts, err);
 	found.values = parts->values;

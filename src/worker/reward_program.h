@@ -19,7 +19,8 @@ struct reward_program;
  * it is in a process group of its own, so that what stops this process leaves it until the step is done. */
 int reward_program_start(char *const *argv, struct reward_program **out, struct error *err);
 /* Gives it n lines, `text` in all, and reads as many rewards, with their parts (reward_lines.h). Errors: it
- * has ended, a line is wrong, or nothing has moved for `timeout` seconds. */
+ * has ended, a line is wrong, or nothing has moved for `timeout` seconds. 1: this process is to stop
+ * (stop.h). */
 int reward_program_ask(struct reward_program *p, const char *text, size_t len, int64_t n, double *rewards,
                        struct policy_parts *parts, double timeout, struct error *err);
 /* Closes its input, and waits a moment for its end before it is killed. */

@@ -334,12 +334,11 @@ static int check_complete(struct reading *g, struct error *err)
 			     i++)
 				at += g->taken[i].n;
 			if (n > 0 && at != end && layout_of(g)->parameter[p].in_state)
-				return error_set(err, -EINVAL,
-				                 "%s has no value head: it is not of a run with task = "
-				                 "\"ppo\"; expected its "
-				                 "own task, or a new run with this directory as %s",
-				                 g->r->directory,
-				                 layout_of(g)->adapts ? "lora.from" : "model.path");
+				return error_set(
+				    err, -EINVAL,
+				    "%s has no value head: it is not of a run with task = "
+				    "\"ppo\"; expected its own task, or a new run with this directory as %s",
+				    g->r->directory, layout_of(g)->adapts ? "lora.from" : "model.path");
 			if (n > 0 && at != end)
 				return error_set(
 				    err, -EINVAL, "%s: no file has %s of %s from element %" PRId64 " on",

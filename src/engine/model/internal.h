@@ -185,8 +185,8 @@ struct model {
 	/* Host. */
 	int32_t *host_positions, *host_rows, *host_targets;
 	float *host_losses;
-	/* With o.weighed: [max_tokens], of all ranks that share a batch, then as many factors; of a model of
-	 * values [2, tokens] and as many. */
+	/* With o.weighed: [max_tokens], of all ranks that share a batch, then as many factors; of a model
+	 * with a value head [2, tokens] and as many. */
 	float *token_losses;
 
 	/* Generation: per layer and sequence [cache_tokens, 2·kv], k then v. */

@@ -159,9 +159,7 @@ int train_options_check(const struct train_options *o, struct error *err)
 	          o->policy.mini_batches >= 1 && o->policy.truncation_penalty >= 0 &&
 	          o->policy.sequences >= 0),
 	     "grpo and ppo: max_new_tokens, iterations and mini_batches have to be at least 1, temperature "
-	     "and epsilon "
-	     "above 0, "
-	     "beta, sequences and truncation_penalty not negative"},
+	     "and epsilon above 0, beta, sequences and truncation_penalty not negative"},
 	    {!o->policy.generations ||
 	         (o->preference.kind == PREFERENCE_NONE && !o->distillation.teacher && !o->fp8 &&
 	          o->neftune_alpha == 0 && o->label_smoothing == 0 && !o->dft && o->router_loss <= 0),

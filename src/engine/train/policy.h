@@ -109,8 +109,8 @@ enum policy_sum {
 	POLICY_SUM_CLIPPED,   /* of these, tokens whose ratio does not count */
 	/* Of PPO, over the tokens that count but for the first three: */
 	POLICY_SUM_REWARD_SQUARES, /* over completions */
-	POLICY_SUM_MEASURED,       /* completions that count in the loss, of which are the next one and the KL
-	                              divergence: */
+	POLICY_SUM_MEASURED,       /* completions that count in the loss; the next sum and that of the KL
+	                              divergence are over these */
 	POLICY_SUM_ENTROPY,        /* less the log-probabilities of their tokens */
 	POLICY_SUM_POLICY_LOSS,
 	POLICY_SUM_VALUE_LOSS,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Proximal policy optimization (Schulman et al. 2017) of completions, as TRL's PPOTrainer has it: a head of
- * values predicts the rewards that are still to come at each token, and the loss has a part for what it
+ * Proximal policy optimization (Schulman et al. 2017) of completions, as TRL's PPOTrainer has it: a value
+ * head predicts the rewards that are still to come at each token, and the loss has a part for what it
  * predicts. No device and no data here.
  */
 #pragma once
