@@ -80,7 +80,7 @@ static const struct {
     {"check -s data.template=llama2_", "data.template=llama2_zh\t\n"},
     {"submit --kind ", "gpu\t\ncpu\t\n"},
     {"submit -s tas", "task=\twhat to do\n"},
-    {"submit -s task=p", "task=pretrain\t\n"},
+    {"submit -s task=p", "task=pretrain\t\ntask=ppo\t\n"},
     {"submit -s=task=p", ""},
     {"submit x", ":files\n"},
     {"submit x ", ""},
