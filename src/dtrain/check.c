@@ -133,19 +133,13 @@ static void check_tuning(struct check *k, const struct model_config *model)
 	           from ? ", from the adapter in " : "", from ? from : "");
 }
 
-/* Tokens that a row may have, with a completion where there is one. */
-static int64_t longest_row(const struct run_config *c)
-{
-	return c->data.max_length + (run_task_rewards(c->task) ? run_config_policy(c)->max_new_tokens : 0);
-}
-
 static void check_model(struct check *k)
 {
 	const char *path = k->c->model.path ? k->c->model.path : k->c->model.init;
 	const char *key = k->c->model.path ? "model.path" : "model.init";
 	struct error err = ERROR_INIT;
 	struct model_config model;
-	int64_t row = longest_row(k->c);
+	int64_t row = options_row_tokens(k->c);
 	char size[120];
 	int r = 0, before;
 
@@ -255,7 +249,7 @@ static int compare_tokenizers(struct check *k, struct tokenizer *tok, const stru
 static void check_other(struct check *k, struct tokenizer *tok)
 {
 	const char *path = options_other_path(k->c), *key = options_other_key(k->c);
-	int64_t row = longest_row(k->c);
+	int64_t row = options_row_tokens(k->c);
 	struct train_options o;
 	struct model_config model;
 	struct error err = ERROR_INIT;

@@ -291,11 +291,15 @@ int options_other_model(const struct run_config *c, struct model_config *other, 
 	return 0;
 }
 
+int64_t options_row_tokens(const struct run_config *c)
+{
+	return c->data.max_length + (run_task_rewards(c->task) ? run_config_policy(c)->max_new_tokens : 0);
+}
+
 int options_other_length(const struct run_config *c, const struct model_config *other, struct error *err)
 {
 	bool rewards = run_task_rewards(c->task);
-	int64_t row =
-	    c->data.max_length + (rewards ? run_config_policy(c)->max_new_tokens + POLICY_CLOSING_MOST : 0);
+	int64_t row = options_row_tokens(c) + (rewards ? POLICY_CLOSING_MOST : 0);
 
 	if (!other->learned_positions || row <= other->max_positions)
 		return 0;
@@ -309,11 +313,9 @@ int options_other_length(const struct run_config *c, const struct model_config *
 
 int64_t options_longest_row(const struct run_config *c, const struct model_config *model)
 {
-	int64_t prompt = c->data.max_length;
+	int64_t row = options_row_tokens(c);
 
-	return run_task_rewards(c->task)
-	           ? MAX(MIN(prompt + run_config_policy(c)->max_new_tokens, model->max_positions), 2)
-	           : prompt;
+	return run_task_rewards(c->task) ? MAX(MIN(row, model->max_positions), 2) : row;
 }
 
 char *options_config(const struct run_config *c)

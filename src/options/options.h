@@ -23,6 +23,8 @@ const char *options_other_key(const struct run_config *c);
 const char *options_other_path(const struct run_config *c);
 /* -EINVAL where a row is longer than it can read. */
 int options_other_length(const struct run_config *c, const struct model_config *other, struct error *err);
+/* Most tokens of a row, with a completion where the task makes some, however many positions the model has. */
+int64_t options_row_tokens(const struct run_config *c);
 /* Tokens of the longest row that the run may have; completions end where the model's positions do. */
 int64_t options_longest_row(const struct run_config *c, const struct model_config *model);
 enum device_attention_choice options_attention(const struct run_config *c);

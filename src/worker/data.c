@@ -37,7 +37,7 @@ static void print_warning(void *context, const char *message)
 /* A document that is longer than the model has seen is no error, but is reported. */
 static void warn_of_length(const struct training *t)
 {
-	int64_t row = t->c->data.max_length + run_config_policy(t->c)->max_new_tokens;
+	int64_t row = options_row_tokens(t->c);
 
 	if (training_first_rank(t) && run_task_rewards(t->c->task) && row > t->model.max_positions)
 		printf("warning: data.max_length and %s.max_new_tokens are %" PRId64

@@ -3,32 +3,8 @@
 # Learning from rewards: completions are drawn from the model's probabilities, and steps are those of TRL's definitions with transformers' models, for every
 # loss; two ranks, however they share the model, have the completions and losses of one; a resumed run has the same bits; precisions, adapters and weights in
 # 4 bits; held-out prompts are evaluated; the reward rises; a reward program that fails ends the run with its reason. LIKE="NAME…" compares these with transformers, and does nothing else.
-. "$(dirname "$0")/worker.sh"
-[ -x "${DTRAIN_TEST_PYTHON:-}" ] || { echo "no Python with transformers: set DTRAIN_TEST_PYTHON"; exit 77; }
-python() { OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$DTRAIN_TEST_PYTHON" -W ignore "$src/tests/engine/grpo.py" "$@"; }
-python make "$src/tests/engine/bytes" "$tmp" || fail "make"
-
-rate=0.002
-# policy NAME MODEL GRPO [TRAIN [OUTPUT]]: a configuration; the groups' members are added.
-policy() {
-	cat >"$tmp/$1.json" <<-END
-		{"task": "grpo", "directory": "$tmp", "model": {"path": "$tmp/$2"},
-		 "data": {"path": ["prompts.jsonl"], "template": "default", "max_length": 96, "cache_dir": "$tmp/cache"},
-		 "train": {"learning_rate": $rate, "schedule": "constant", "weight_decay": 0, "micro_batch": 2, "accumulation": 4, "max_steps": 6, "precision": "fp32", "seed": 7${4:+, $4}},
-		 "grpo": {"reward": ["python3", "$src/tests/engine/reward_program.py", "$tmp/$1.asked"], "generations": 4, "max_new_tokens": 12${3:+, $3}},
-		 "output": {"dir": "$tmp/$1-out", "log_steps": 1, "save_steps": 0${5:+, $5}}}
-	END
-}
-compared=
-like() { # NAME MODEL GRPO TRAIN SETTINGS…: as with transformers
-	case " ${LIKE:-$1} " in *" $1 "*) ;; *) return ;; esac
-	compared="$compared $1"
-	policy "$1" "$2" "$3" "$4"
-	run "$1" || { cat "$tmp/$1.log"; fail "$1"; }
-	# A GPU says that heads of 16 are slow.
-	! grep warning "$tmp/$1.log" | grep -v 'tensor cores' || fail "$1: a warning"
-	echo "$tmp" $rate "$1" "$2" "${@:5}" >>"$tmp/replays"
-}
+task=grpo of_group='"generations": 4, "max_new_tokens": 12' steps=6 saved=
+. "$(dirname "$0")/policy.sh"
 like dapo llama '' ''
 like kl llama '"beta": 0.2, "loss": "grpo", "temperature": 0.7, "scale": "batch"' '"micro_batch": 4, "accumulation": 2' beta=0.2 loss=grpo temperature=0.7 scale=batch
 like again llama '"iterations": 3, "epsilon": 0.02, "epsilon_high": 0.04, "sequences": 3, "scale": "none"' '' iterations=3 low=0.02 high=0.04 scale=none
@@ -37,25 +13,13 @@ like cispo gemma2 '"iterations": 2, "loss": "cispo", "epsilon_high": 1.02, "beta
 like scored llama '"reward_model": "reward-model", "scale": "none"' '' scores=1 scale=none
 like mini llama '"iterations": 2, "mini_batches": 3, "beta": 0.1, "scale": "batch", "epsilon": 0.1' '"micro_batch": 3, "max_steps": 12' iterations=2 mini=3 beta=0.1 scale=batch low=0.1 high=0.1 generations=4
 like experts qwen3_moe '"top_k": 5, "generations": 8' '"micro_batch": 3, "accumulation": 8' top_k=5 generations=8
-[ ! -e "$tmp/replays" ] || python replays "$tmp/replays" || fail "the first of $compared that is not above: not as transformers"
-if [ -n "${LIKE:-}" ]; then
-	[ "$(wc -w <<<"$compared")" = "$(wc -w <<<"$LIKE")" ] || fail "LIKE=\"$LIKE\": there are only$compared of these"
-	exit 0
-fi
+all_alike
 
 # One rank, and two that hold the model in any way: the same completions, the same losses.
 own() { # NAME TRAIN GROUPS: of the model llama, on five prompts, of which the last set has one: then one of two ranks has none
 	policy "$1" llama '"iterations": 2, "beta": 0.1' "\"accumulation\": 8, \"micro_batch\": 1${2:+, $2}"
 	sed -i 's|"max_length": 96|&, "max_samples": 5|' "$tmp/$1.json"
 	[ -z "${3:-}" ] || more "$1" "$3"
-}
-same_completions() { # A B: what was asked, in whatever order
-	diff <(jq -c '[.row, .completion_ids]' "$tmp/$1.asked" | sort) <(jq -c '[.row, .completion_ids]' "$tmp/$2.asked" | sort) >/dev/null || fail "$2: other completions than $1"
-}
-near_policy() { # A B: losses and gradient norms
-	paste -d ' ' <(losses "$tmp/$1-out" | jq -r '"\(.loss) \(.grad_norm)"') <(losses "$tmp/$2-out" | jq -r '"\(.loss) \(.grad_norm)"') |
-		awk '{ d = $1 - $3; if (d < 0) d = -d; if (d > max) max = d; g = ($2 - $4) / $2; if (g < 0) g = -g; if (g > norm) norm = g; n++ }
-			END { printf "'"$2"': largest difference of the losses %.1e, of the gradient norms %.1e of them\n", max, norm; exit !(n == 6 && max <= 1e-5 && norm <= 1e-3) }' || fail "$2: other losses than $1"
 }
 own one
 run one || { cat "$tmp/one.log"; fail "one rank"; }

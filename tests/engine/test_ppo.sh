@@ -3,57 +3,22 @@
 # Proximal policy optimization: advantages, losses, values and steps are those of TRL's definitions with transformers' models; two ranks, however they share
 # the model, have the completions and losses of one; a resumed run has the same bits, on another number of ranks the same losses; precisions, adapters and
 # weights in 4 bits; the reward rises, and the values learn it. LIKE="NAME…" compares these with transformers, and does nothing else.
-. "$(dirname "$0")/worker.sh"
-[ -x "${DTRAIN_TEST_PYTHON:-}" ] || { echo "no Python with transformers: set DTRAIN_TEST_PYTHON"; exit 77; }
-python() { OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error "$DTRAIN_TEST_PYTHON" -W ignore "$src/tests/engine/ppo.py" "$@"; }
-python make "$src/tests/engine/bytes" "$tmp" || fail "make"
-
-rate=0.002
-# policy NAME MODEL PPO [TRAIN [OUTPUT]]: a configuration; the groups' members are added.
-policy() {
-	cat >"$tmp/$1.json" <<-END
-		{"task": "ppo", "directory": "$tmp", "model": {"path": "$tmp/$2"},
-		 "data": {"path": ["prompts.jsonl"], "template": "default", "max_length": 96, "cache_dir": "$tmp/cache"},
-		 "train": {"learning_rate": $rate, "schedule": "constant", "weight_decay": 0, "micro_batch": 2, "accumulation": 4, "max_steps": 8, "precision": "fp32", "seed": 7${4:+, $4}},
-		 "ppo": {"reward": ["python3", "$src/tests/engine/reward_program.py", "$tmp/$1.asked"], "max_new_tokens": 12${3:+, $3}},
-		 "output": {"dir": "$tmp/$1-out", "log_steps": 1, "save_steps": 0${5:+, $5}}}
-	END
-}
-compared=
-like() { # NAME MODEL PPO TRAIN SETTINGS…: as with transformers
-	case " ${LIKE:-$1} " in *" $1 "*) ;; *) return ;; esac
-	compared="$compared $1"
-	policy "$1" "$2" "$3" "$4" '"save_steps": 8'
-	run "$1" || { cat "$tmp/$1.log"; fail "$1"; }
-	! grep warning "$tmp/$1.log" | grep -v 'tensor cores' || fail "$1: a warning"
-	echo "$tmp" $rate "$1" "$2" "${@:5}" >>"$tmp/replays"
-}
+task=ppo of_group='"max_new_tokens": 12' steps=8 saved='"save_steps": 8'
+. "$(dirname "$0")/policy.sh"
 like plain llama '' ''
 like bounds llama '"epsilon": 0.01, "value_epsilon": 0.02, "value_learning_rate": 0.01, "value_weight": 0.5, "gamma": 0.95, "lambda": 0.8, "temperature": 0.7, "beta": 0.2' \
 	'"micro_batch": 3, "accumulation": 2' epsilon=0.01 bound=0.02 value_rate=0.01 weight=0.5 gamma=0.95 lam=0.8 temperature=0.7 beta=0.2
 like unbounded gemma2 '"truncation_penalty": 0.5, "beta": 0, "value_epsilon": 0, "generations": 2, "iterations": 2, "mask_truncated": true, "max_new_tokens": 40' '"recompute": "full"' beta=0 bound=0 iterations=2 mask=1 max_new_tokens=40 penalty=0.5
-like scored llama '"reward_model": "reward-model", "iterations": 1' '"optimizer": "adamw"' scores=1 iterations=1
+like scored llama '"reward_model": "reward-model", "iterations": 1' '' scores=1 iterations=1
 like mini llama '"iterations": 2, "mini_batches": 2, "value_learning_rate": 0.01' '"accumulation": 2' iterations=2 mini=2 value_rate=0.01
 like experts qwen3_moe '"value_learning_rate": 0.004' '' value_rate=0.004
-[ ! -e "$tmp/replays" ] || python replays "$tmp/replays" || fail "the first of $compared that is not above: not as transformers"
-if [ -n "${LIKE:-}" ]; then
-	[ "$(wc -w <<<"$compared")" = "$(wc -w <<<"$LIKE")" ] || fail "LIKE=\"$LIKE\": there are only$compared of these"
-	exit 0
-fi
+all_alike
 
 # One rank, and two that hold the model in any way: the same completions, the same losses. A tied head leaves the value head alone with the last norm.
 own() { # NAME TRAIN GROUPS [OUTPUT [MODEL]]: on seven prompts, of which the last set has three: then one of two ranks has fewer
 	policy "$1" "${5:-llama}" '"value_learning_rate": 0.01' "\"accumulation\": 4, \"micro_batch\": 1${2:+, $2}" "${4:-}"
 	sed -i 's|"max_length": 96|&, "max_samples": 7|' "$tmp/$1.json"
 	[ -z "${3:-}" ] || more "$1" "$3"
-}
-near_policy() { # A B [STEPS]: losses, gradient norms and the part of the returns that values explain
-	paste -d ' ' <(losses "$tmp/$1-out" | jq -r '"\(.loss) \(.grad_norm) \(.["val/explained_variance"])"') <(losses "$tmp/$2-out" | jq -r '"\(.loss) \(.grad_norm) \(.["val/explained_variance"])"') |
-		awk '{ d = $1 - $4; if (d < 0) d = -d; if (d > max) max = d; g = ($2 - $5) / $2; if (g < 0) g = -g; if (g > norm) norm = g; e = $3 - $6; if (e < 0) e = -e; if (e > of) of = e; n++ }
-			END { printf "'"$2"': largest difference of the losses %.1e, of the gradient norms %.1e of them, of what values explain %.1e\n", max, norm, of; exit !(n == '"${3:-8}"' && max <= 1e-5 && norm <= 1e-3 && of <= 1e-4) }' || fail "$2: other losses than $1"
-}
-same_completions() { # A B: what was asked, in whatever order
-	diff <(jq -c '[.row, .completion_ids]' "$tmp/$1.asked" | sort) <(jq -c '[.row, .completion_ids]' "$tmp/$2.asked" | sort) >/dev/null || fail "$2: other completions than $1"
 }
 own one
 own one-tied '' '' '' tied

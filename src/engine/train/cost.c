@@ -442,12 +442,6 @@ static double frozen_seconds(const struct whole_model *frozen, const struct mode
 	return cost_frozen(frozen, c, o, row, &where->device, logits_rows) + c->layers * there;
 }
 
-/* Whether a set of completions has a pass of its own (policy_observe). */
-static bool observes(const struct train_options *o)
-{
-	return o->policy.generations && (o->policy.loss == POLICY_PPO || o->policy.mini_batches > 1);
-}
-
 void cost_of_step(const struct plan *plan, const struct model_config *c, const struct train_options *o,
                   int64_t max_row, const struct hardware_set *where, struct cost *out)
 {
@@ -488,7 +482,7 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 		parts.embedding_forward +=
 		    passes * frozen_seconds(&plan->reward_model, o->policy.reward_model, o, (double)max_row,
 		                            where, (double)shapes.logits_rows);
-	if (observes(o))
+	if (train_observes(o))
 		parts.embedding_forward += passes * (own + c->layers * parts.block_forward + parts.head / 3);
 	p.parts = &parts;
 	/* The last of those that recompute still has what it needs. */
@@ -508,7 +502,7 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	out->generation = cost_generation(plan, c, o, (double)max_row, &where->device, gathers(&p)) /
 	                  (double)train_set_steps(o);
 	/* The pass of a set's own gathers the weights, too. */
-	out->step = p.now - first + out->generation + (observes(o) ? a * passes * gathers(&p) : 0);
+	out->step = p.now - first + out->generation + (train_observes(o) ? a * passes * gathers(&p) : 0);
 	out->communication = p.communication;
 	out->forward = a * (parts.embedding_forward + c->layers * parts.block_forward);
 	out->backward = a * (parts.embedding_backward + parts.trained_blocks * parts.block_backward -
@@ -524,7 +518,7 @@ void cost_of_step(const struct plan *plan, const struct model_config *c, const s
 	/* Of the three products of each matrix, a teacher or a reference has the one of the forward pass. */
 	if (plan->frozen.model)
 		flops += passes * model_config_flops(config_of_frozen(c, o), (double)max_row) / 3;
-	if (observes(o))
+	if (train_observes(o))
 		flops += passes * model_config_flops(c, (double)max_row) / 3;
 	out->mfu = flops * out->tokens_per_second / ranks / peak;
 }

@@ -80,10 +80,9 @@ struct trainer {
 		int64_t number;  /* of the set of them, from 0; -1: none, or those of held-out prompts */
 		int generations; /* completions of each prompt, of this set */
 		bool fresh;      /* made for this step */
-		bool abandoned;  /* the run is to stop: nobody waits for completions and rewards any more */
+		bool abandoned;  /* the run is to stop: completions and rewards are not awaited any more */
 		int64_t count;   /* of the completions that there are */
-		int part_number; /* which of the mini-batches of the set the step has, */
-		struct policy_part part; /* and these completions are it */
+		struct policy_part part; /* the mini-batch of the step */
 		int64_t first, end;      /* of the micro-batch: from first to before end */
 		int64_t tokens;          /* of the micro-batch */
 		struct rollout *rollouts;
@@ -165,7 +164,7 @@ static inline bool trainer_has_policy(const struct trainer *t)
 {
 	return t->o.policy.generations > 0;
 }
-/* By PPO. */
+/* The task is ppo: the model has a value head. */
 static inline bool trainer_has_values(const struct trainer *t)
 {
 	return trainer_has_policy(t) && t->o.policy.loss == POLICY_PPO;
@@ -216,10 +215,11 @@ int ppo_begin(struct trainer *t, struct error *err);
 void ppo_count(struct trainer *t);
 /* As model_batch.weigh. */
 int ppo_weigh(struct trainer *t, const float *losses, float *factors);
-/* The mini-batch of this number, of a rank that has `count` completions of the set. */
-struct policy_part policy_part(const struct trainer *t, int64_t count, int number);
-/* The last micro-step that has completions of the mini-batch (-1: of the set): of this rank, or of any. */
-int64_t policy_last(struct trainer *t, int number, bool all);
+/* The mini-batch of the step that begins, of a rank that has `count` completions of the set. */
+struct policy_part policy_part(const struct trainer *t, int64_t count);
+/* The last micro-step that has completions of the set, or of the mini-batch of the step: of this rank, or of
+ * any. */
+int64_t policy_last(struct trainer *t, bool set, bool all);
 /* A micro-batch of these completions; its tokens are 0 where there is none. */
 int policy_gather(struct trainer *t, const struct policy_part *part, int64_t micro_step,
                   struct model_batch *batch, struct error *err);
@@ -233,8 +233,8 @@ static inline int trainer_policy_metrics(struct trainer *t, const double sums[PO
                                          const double seconds[2],
                                          struct preference_metric out[PREFERENCE_METRICS_MAX])
 {
-	int n = t->o.policy.loss == POLICY_PPO ? ppo_metrics(&t->o.policy, sums, seconds, out)
-	                                       : policy_metrics(&t->o.policy, sums, seconds, out);
+	int n = trainer_has_values(t) ? ppo_metrics(&t->o.policy, sums, seconds, out)
+	                              : policy_metrics(&t->o.policy, sums, seconds, out);
 
 	return policy_parts_metrics(&t->policy.reward_parts, sums, t->policy.part_names, out, n);
 }
@@ -289,4 +289,19 @@ void trainer_set_hooks(struct trainer *t);
 static inline int trainer_check_comm(struct trainer *t, struct error *err)
 {
 	return t->comm ? comm_check(t->comm, err) : 0;
+}
+/* Sums n numbers of the host over the ranks; device: memory for as many. */
+static inline int trainer_sum(struct trainer *t, double *device, double *numbers, int64_t n,
+                              struct error *err)
+{
+	size_t bytes = (size_t)n * sizeof(*numbers);
+	int r;
+
+	if (t->world_size == 1)
+		return 0;
+	if ((r = device_write(t->dev, device, numbers, bytes, err)) < 0 ||
+	    (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, n, COMM_SUM), err)) < 0 ||
+	    (r = device_read(t->dev, numbers, device, bytes, err)) < 0)
+		return r;
+	return trainer_check_comm(t, err);
 }

@@ -57,6 +57,11 @@ int64_t train_completions(const struct train_options *o)
 	return o->micro_batch * o->accumulation * o->policy.mini_batches;
 }
 
+bool train_observes(const struct train_options *o)
+{
+	return o->policy.generations && (o->policy.loss == POLICY_PPO || o->policy.mini_batches > 1);
+}
+
 int train_sequences(const struct train_options *o)
 {
 	int64_t all = train_completions(o);

@@ -89,5 +89,7 @@ int64_t train_prompts(const struct train_options *o);
 /* Completions of a set of them, on a rank, and the steps on it. */
 int64_t train_completions(const struct train_options *o);
 int64_t train_set_steps(const struct train_options *o);
+/* Whether the model reads all completions of a set before the first step on it. */
+bool train_observes(const struct train_options *o);
 void train_options_default(struct train_options *o);
 int train_options_check(const struct train_options *o, struct error *err);

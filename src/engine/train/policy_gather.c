@@ -15,10 +15,10 @@ static int64_t count_of(const struct trainer *t, int rank)
 	return prompts * t->o.policy.generations;
 }
 
-struct policy_part policy_part(const struct trainer *t, int64_t count, int number)
+struct policy_part policy_part(const struct trainer *t, int64_t count)
 {
 	int64_t generations = t->o.policy.generations, parts = t->o.policy.mini_batches,
-	        prompts = count / generations, first, end;
+	        prompts = count / generations, number = t->begun % parts, first, end;
 
 	/* As equal as can be, with all completions of a prompt in the same one. At the end of an epoch there
 	 * may be too few prompts: no step is without completions all the same. */
@@ -32,7 +32,7 @@ struct policy_part policy_part(const struct trainer *t, int64_t count, int numbe
 	return (struct policy_part){.first = first * generations, .end = end * generations};
 }
 
-int64_t policy_last(struct trainer *t, int number, bool all)
+int64_t policy_last(struct trainer *t, bool set, bool all)
 {
 	int64_t batch = t->o.micro_batch, last = 0;
 
@@ -40,8 +40,8 @@ int64_t policy_last(struct trainer *t, int number, bool all)
 	for (int rank = 0; rank < t->world_size; rank++) {
 		struct policy_part part = {.end = count_of(t, rank)};
 
-		if (number >= 0)
-			part = policy_part(t, part.end, number);
+		if (!set)
+			part = policy_part(t, part.end);
 		if (all || rank == t->rank)
 			last = MAX(last, (part.end - part.first + batch - 1) / batch - 1);
 	}
@@ -123,7 +123,7 @@ static int observe(struct trainer *t, const struct policy_part *all, int64_t mic
 int policy_observe(struct trainer *t, struct error *err)
 {
 	const struct policy_part all = {.end = t->policy.count};
-	int64_t last = policy_last(t, -1, shard_in_step(t->plan->shard));
+	int64_t last = policy_last(t, true, shard_in_step(t->plan->shard));
 	int r = 0;
 
 	for (int64_t a = 0; a <= last && r == 0; a++)

@@ -67,7 +67,7 @@ static int share_totals(struct trainer *t, const struct policy_part *part, struc
                         struct error *err)
 {
 	const struct policy_work *p = &t->policy;
-	double *device = policy_device_totals(t), digest = policy_parts_digest(&p->reward_parts);
+	double digest = policy_parts_digest(&p->reward_parts);
 	struct policy_totals all = {0};
 	int r;
 
@@ -82,11 +82,8 @@ static int share_totals(struct trainer *t, const struct policy_part *part, struc
 		all.names += digest;
 	}
 	all.abandoned = p->abandoned;
-	if (t->world_size > 1 &&
-	    ((r = device_write(t->dev, device, &all, sizeof(all), err)) < 0 ||
-	     (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, PLAN_TOTALS, COMM_SUM), err)) < 0 ||
-	     (r = device_read(t->dev, &all, device, sizeof(all), err)) < 0 ||
-	     (r = trainer_check_comm(t, err)) < 0))
+	r = trainer_sum(t, policy_device_totals(t), (double *)&all, PLAN_TOTALS, err);
+	if (r < 0)
 		return error_prefix(err, WAITING);
 	*out = all;
 	return 0;
@@ -148,9 +145,7 @@ static int make_set(struct trainer *t, int64_t number, struct error *err)
 	/* Of each step that they are for. */
 	p->seconds[0] = (made - begun) / steps;
 	p->seconds[1] = (clock_monotonic() - made) / steps;
-	all = (struct policy_part){.end = p->count};
-	if (p->abandoned)
-		all.end = 0;
+	all = (struct policy_part){.end = p->abandoned ? 0 : p->count};
 	if ((r = share_totals(t, &all, &p->set, err)) < 0)
 		return r;
 	if (p->set.abandoned > 0) {
@@ -160,7 +155,7 @@ static int make_set(struct trainer *t, int64_t number, struct error *err)
 	if ((r = check_names(t, err)) < 0)
 		return r;
 	/* A part that has no step yet has to have its probabilities from before the first one. */
-	if ((trainer_has_values(t) || t->o.policy.mini_batches > 1) && (r = policy_observe(t, err)) < 0)
+	if (train_observes(&t->o) && (r = policy_observe(t, err)) < 0)
 		return r;
 	return trainer_has_values(t) ? ppo_begin(t, err) : 0;
 }
@@ -174,8 +169,7 @@ int policy_begin(struct trainer *t, struct train_work *w, struct error *err)
 	p->fresh = p->number != number;
 	if (p->fresh && (r = make_set(t, number, err)) != 0)
 		return r;
-	p->part_number = (int)(t->begun % t->o.policy.mini_batches);
-	p->part = policy_part(t, p->count, p->part_number);
+	p->part = policy_part(t, p->count);
 	p->all = p->set;
 	if (t->o.policy.mini_batches > 1 && (r = share_totals(t, &p->part, &p->all, err)) < 0)
 		return r;
@@ -222,7 +216,6 @@ int policy_evaluate(struct trainer *t, struct preference_metric *metrics, struct
 	struct policy_work *p = &t->policy, kept = *p;
 	struct policy_evaluation all = {0};
 	const double none[POLICY_SUMS] = {0};
-	double *device = policy_device_totals(t);
 	int r;
 
 	_Static_assert(sizeof(all) <= PLAN_TOTALS * sizeof(double), "the plan has room for them");
@@ -234,13 +227,8 @@ int policy_evaluate(struct trainer *t, struct preference_metric *metrics, struct
 	*p = kept;
 	if (r < 0)
 		return error_prefix(err, "evaluation");
-	if (t->world_size > 1 &&
-	    ((r = device_write(t->dev, device, &all, sizeof(all), err)) < 0 ||
-	     (r = comm_wait(t->comm,
-	                    comm_all_reduce_f64(t->comm, device, sizeof(all) / sizeof(double), COMM_SUM),
-	                    err)) < 0 ||
-	     (r = device_read(t->dev, &all, device, sizeof(all), err)) < 0 ||
-	     (r = trainer_check_comm(t, err)) < 0))
+	r = trainer_sum(t, policy_device_totals(t), (double *)&all, sizeof(all) / sizeof(double), err);
+	if (r < 0)
 		return error_prefix(err, "evaluation: " WAITING);
 	if (all.abandoned > 0)
 		return 1;

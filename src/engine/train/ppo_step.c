@@ -44,24 +44,6 @@ static struct ppo_rollout rollout_of(const struct trainer *t, int64_t index)
 	                            .reward = p->rewards[index]};
 }
 
-/* Of the tokens of all ranks. */
-static int share_sums(struct trainer *t, struct ppo_sums *sums, struct error *err)
-{
-	double *device = policy_device_totals(t);
-	int64_t n = sizeof(*sums) / sizeof(double);
-	int r;
-
-	_Static_assert(sizeof(*sums) <= PLAN_TOTALS * sizeof(double), "the plan has room for them");
-	if (t->world_size == 1)
-		return 0;
-	if ((r = device_write(t->dev, device, sums, sizeof(*sums), err)) < 0 ||
-	    (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, n, COMM_SUM), err)) < 0 ||
-	    (r = device_read(t->dev, sums, device, sizeof(*sums), err)) < 0 ||
-	    (r = trainer_check_comm(t, err)) < 0)
-		return error_prefix(err, WAITING);
-	return 0;
-}
-
 int ppo_begin(struct trainer *t, struct error *err)
 {
 	int64_t most = t->o.policy.max_tokens;
@@ -75,8 +57,10 @@ int ppo_begin(struct trainer *t, struct error *err)
 			ppo_advantages(&t->o.policy, &one, t->ppo.advantages + i * most,
 			               t->ppo.returns + i * most, &sums);
 	}
-	if ((r = share_sums(t, &sums, err)) < 0)
-		return r;
+	_Static_assert(sizeof(sums) <= PLAN_TOTALS * sizeof(double), "the plan has room for them");
+	r = trainer_sum(t, policy_device_totals(t), (double *)&sums, sizeof(sums) / sizeof(double), err);
+	if (r < 0)
+		return error_prefix(err, WAITING);
 	for (int64_t i = 0; i < t->policy.count; i++)
 		if (policy_counts(t, &t->policy.rollouts[i]))
 			ppo_whiten(&sums, t->ppo.advantages + i * most, t->policy.rollouts[i].length);

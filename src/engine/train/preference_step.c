@@ -140,11 +140,7 @@ static int estimate_kl(struct trainer *t, const float *losses, double *kl, struc
 		sums[1]++;
 		at += row.length;
 	}
-	if (t->world_size > 1 &&
-	    ((r = device_write(t->dev, device, sums, sizeof(sums), err)) < 0 ||
-	     (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, PLAN_KL, COMM_SUM), err)) < 0 ||
-	     (r = device_read(t->dev, sums, device, sizeof(sums), err)) < 0 ||
-	     (r = trainer_check_comm(t, err)) < 0))
+	if ((r = trainer_sum(t, device, sums, PLAN_KL, err)) < 0)
 		return r;
 	*kl = sums[1] > 0 ? MAX(sums[0] / sums[1], 0) : 0;
 	return 0;
@@ -293,12 +289,7 @@ int preference_evaluate(struct trainer *t, double *loss, struct preference_metri
 	memset(w->sums, 0, sizeof(w->sums));
 	if ((r = for_all(t, t->eval, preference_add, err)) < 0)
 		return error_prefix(err, "evaluation");
-	if (t->world_size > 1 &&
-	    ((r = device_write(t->dev, device, w->sums, sizeof(w->sums), err)) < 0 ||
-	     (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, PREFERENCE_SUMS, COMM_SUM), err)) <
-	         0 ||
-	     (r = device_read(t->dev, w->sums, device, sizeof(w->sums), err)) < 0 ||
-	     (r = trainer_check_comm(t, err)) < 0))
+	if ((r = trainer_sum(t, device, w->sums, PREFERENCE_SUMS, err)) < 0)
 		return r;
 	*loss = preference_mean_loss(&t->o.preference, w->sums);
 	if (metrics)
@@ -336,15 +327,8 @@ static int share_reference(struct trainer *t, double *values, int64_t n, struct 
 	int r;
 
 	for (int64_t at = 0; at < n && t->world_size > 1; at += piece) {
-		size_t bytes;
-
 		piece = MIN(n - at, most);
-		bytes = (size_t)piece * sizeof(*values);
-		if ((r = device_write(t->dev, staging, values + at, bytes, err)) < 0 ||
-		    (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, staging, piece, COMM_SUM), err)) <
-		        0 ||
-		    (r = device_read(t->dev, values + at, staging, bytes, err)) < 0 ||
-		    (r = trainer_check_comm(t, err)) < 0)
+		if ((r = trainer_sum(t, staging, values + at, piece, err)) < 0)
 			return r;
 	}
 	return 0;

@@ -64,21 +64,15 @@ static int pass(struct trainer *t, int count, const int32_t *ids, struct error *
  * where ranks share weights, all take part in each pass, and agree on both. */
 static int any_goes_on(struct trainer *t, int own, bool *any, struct error *err)
 {
-	double *device = policy_device_totals(t);
 	double sums[] = {own, policy_abandons(t)};
 	int r = 0;
 
-	if (t->world_size > 1 && shard_has_slots(t->plan->shard)) {
-		if ((r = device_write(t->dev, device, sums, sizeof(sums), err)) < 0 ||
-		    (r = comm_wait(t->comm, comm_all_reduce_f64(t->comm, device, ARRAY_SIZE(sums), COMM_SUM),
-		                   err)) < 0 ||
-		    (r = device_read(t->dev, sums, device, sizeof(sums), err)) < 0 ||
-		    (r = trainer_check_comm(t, err)) < 0)
-			return r;
+	if (shard_has_slots(t->plan->shard)) {
+		r = trainer_sum(t, policy_device_totals(t), sums, ARRAY_SIZE(sums), err);
 		t->policy.abandoned = sums[1] > 0;
 	}
 	*any = sums[0] > 0 && !t->policy.abandoned;
-	return 0;
+	return r;
 }
 
 /* ---- a wave: the completions from `first` on, each in the sequence of its place in the wave ---- */

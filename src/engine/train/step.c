@@ -115,7 +115,7 @@ static int64_t last_micro_step(struct trainer *t)
 	int64_t n = t->o.micro_batch * (all ? t->groups : 1), last = 0;
 
 	if (trainer_has_policy(t))
-		return policy_last(t, t->policy.part_number, all);
+		return policy_last(t, false, all);
 	for (int64_t a = 0; a < t->o.accumulation; a++)
 		if (has_rows((all ? t->all_rows : t->rows) + a * n, n))
 			last = a;

@@ -92,8 +92,9 @@ struct train_callbacks {
 	int (*on_log)(void *context, const struct train_log *log, struct error *err);
 	/* After each step, before on_save. May be NULL. */
 	int (*on_step)(void *context, struct error *err);
-	/* After each save_steps-th step, and where the run was stopped (stopped true, in mid-run; perhaps
-	 * once more for the same step). Not after the last step: the caller saves the final model itself. */
+	/* After each save_steps-th step, and where the run was stopped (stopped true, before its last step;
+	 * perhaps once more for the same step). Not after the last step: the caller saves the final model
+	 * itself. */
 	int (*on_save)(void *context, int64_t step, bool stopped, struct error *err);
 	/* Polled once a step, before it begins; the ranks agree, so that one rank's true stops all after the
 	 * same step, which on a GPU may be the one behind it. Also polled while completions are made: all
