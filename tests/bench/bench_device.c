@@ -156,6 +156,7 @@ static void bench(enum dtype type)
 	                             .ld_v = QKV,
 	                             .ld_o = H,
 	                             .type = type};
+	struct device_rope rope = {T, QKV, HEADS + KV, HD, HD, false, positions, cs, cs, type};
 	struct device_adamw h = {.learning_rate = 1e-3,
 	                         .beta1 = 0.9,
 	                         .beta2 = 0.999,
@@ -192,9 +193,7 @@ static void bench(enum dtype type)
 	report("rmsnorm backward, adding",
 	       BEST(device_rmsnorm_backward(dev, &n, z, true, grad, DTYPE_F32, y, x, rstd, w)), 4 * T * H * s,
 	       0, 2 * L + 1);
-	report("rope, q and k",
-	       BEST(device_rope(dev, x, QKV, HEADS + KV, HD, HD, positions, cs, cs, T, false, type)),
-	       2.0 * T * (HEADS + KV) * HD * s, 0, 2 * L);
+	report("rope, q and k", BEST(device_rope(dev, &rope, x)), 2.0 * T * (HEADS + KV) * HD * s, 0, 2 * L);
 	report("swiglu forward", BEST(device_swiglu_forward(dev, y, x, T, I, type, NULL)), 3.0 * T * I * s, 0,
 	       L);
 	report("swiglu backward + forward", BEST(device_swiglu_backward(dev, z, y, y, x, T, I, type, NULL)),

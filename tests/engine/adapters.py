@@ -17,8 +17,8 @@ import tempfile
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import (AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3TextConfig, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig,
-                          Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config)
+from transformers import (AutoModelForCausalLM, BitsAndBytesConfig, Gemma2Config, Gemma3TextConfig, Glm4Config, GPT2Config, GraniteConfig, LlamaConfig, MistralConfig,
+                          Olmo2Config, Olmo3Config, Phi3Config, Qwen2Config, Qwen3Config, SmolLM3Config, Starcoder2Config)
 from transformers.utils.logging import disable_progress_bar
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -40,6 +40,8 @@ FAMILIES = {  # the configuration, and the matrices with adapters
     "olmo3": (Olmo3Config, {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}, SPLIT),
     "gpt2": (GPT2Config, {"n_embd": 48, "n_inner": 112, "n_layer": 2, "n_head": 4, "n_positions": 256, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
                           "attn_pdrop": 0.0, "tie_word_embeddings": True}, ["c_attn", "c_proj", "c_fc"]),
+    "glm4": (Glm4Config, {"head_dim": 16, "pad_token_id": 0}, [*SPLIT[:4], "gate_up_proj", "down_proj"]),
+    "starcoder2": (Starcoder2Config, {}, [*SPLIT[:4], "c_fc", "c_proj"]),
     "granite": (GraniteConfig, {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}, SPLIT),
 }
 VARIANTS = {

@@ -145,6 +145,39 @@ CASES |= {
 }
 
 
+# Families whose constructors need nothing but the sizes and what BASE has.
+PLAIN = {name: getattr(transformers, f"{kind}Config") for name, kind in {
+    "gemma": "Gemma", "glm": "Glm", "glm4": "Glm4", "ernie4_5": "Ernie4_5", "helium": "Helium", "seed_oss": "SeedOss", "ministral": "Ministral",
+    "exaone4": "Exaone4", "starcoder2": "Starcoder2", "stablelm": "StableLm"}.items()}
+
+
+def of_family(family, **k):
+    return PLAIN[family](**BASE, **k)
+
+
+CASES |= {
+    "gemma": lambda: of_family("gemma", **shape(64, 4, 2, 24, 88)),
+    "glm": lambda: of_family("glm", **shape(64, 4, 2, 24, 88)),
+    "glm4, whole heads rotated, no bias": lambda: of_family("glm4", **shape(64, 4, 2, 16, 88), attention_bias=False, partial_rotary_factor=1.0),
+    "glm4, half of heads rotated, tied": lambda: of_family("glm4", **shape(64, 4, 1, 32, 72), tie_word_embeddings=True),
+    "ernie4_5": lambda: of_family("ernie4_5", **shape(64, 4, 2, 24, 88)),
+    "ernie4_5, biases, untied": lambda: of_family("ernie4_5", **shape(64, 4, 2, 16, 88), use_bias=True, tie_word_embeddings=False),
+    "helium": lambda: of_family("helium", **shape(64, 4, 2, 16, 88)),
+    "seed_oss": lambda: of_family("seed_oss", **shape(64, 4, 2, 24, 88), attention_dropout=0.0, residual_dropout=0.0),
+    "seed_oss, the other biases": lambda: of_family("seed_oss", **shape(64, 4, 2, 24, 88), attention_dropout=0.0, residual_dropout=0.0, attention_bias=False,
+                                                attention_out_bias=True, mlp_bias=True),
+    "ministral, window 6": lambda: of_family("ministral", **shape(64, 4, 2, 24, 88), sliding_window=6),
+    "ministral, window in layer 1": lambda: of_family("ministral", **shape(64, 4, 2, 24, 88), sliding_window=6, layer_types=["full_attention", "sliding_attention",
+                                                                                                                       "full_attention"]),
+    "exaone4, window 5": lambda: of_family("exaone4", **square(4, 2, 16, 88, 4), sliding_window=5),
+    "exaone4, no window": lambda: of_family("exaone4", **square(4, 2, 16, 88), sliding_window=None, layer_types=["full_attention"] * 3),
+    "starcoder2, window 7": lambda: of_family("starcoder2", **square(4, 2, 16, 88), sliding_window=7),
+    "starcoder2, no biases, untied": lambda: of_family("starcoder2", **square(3, 1, 16, 88), use_bias=False, tie_word_embeddings=False),
+    "stablelm": lambda: of_family("stablelm", **square(4, 2, 16, 88)),
+    "stablelm, biases, half of heads rotated": lambda: of_family("stablelm", **square(4, 2, 16, 88), use_qkv_bias=True, partial_rotary_factor=0.5),
+}
+
+
 def qwen3_moe(experts, chosen, width, **k):
     return transformers.Qwen3MoeConfig(**BASE, num_experts=experts, num_experts_per_tok=chosen, moe_intermediate_size=width, **k)
 
@@ -224,6 +257,25 @@ def random_config(family, r):
             return mixtral(experts, chosen, **(sizes | own_dim), **moe, sliding_window=r.choice([None, 3, 9]))
         moe |= dict(attention_bias=flag(), norm_topk_prob=flag())
         return olmoe(experts, chosen, **sizes, **moe) if family == "olmoe" else qwen3_moe(experts, chosen, r.choice([8, 24, 33, 40]), **(sizes | own_dim), **moe)
+    if family in PLAIN:
+        if family in ("gemma", "glm", "glm4", "ernie4_5", "seed_oss", "ministral"):
+            sizes |= own_dim
+        if family == "helium":
+            sizes["head_dim"] = dim
+        keys = {"glm": ["attention_bias"], "glm4": ["attention_bias"], "ernie4_5": ["use_bias"], "helium": ["attention_bias", "mlp_bias"],
+                "seed_oss": ["attention_bias", "attention_out_bias", "mlp_bias"], "starcoder2": ["use_bias"], "stablelm": ["use_qkv_bias"],
+                "gemma": ["attention_bias"]}.get(family, [])
+        more = {key: flag() for key in keys}
+        if family in ("glm", "glm4", "stablelm"):
+            factors = [f for f in (0.25, 0.5, 1.0) if int(sizes.get("head_dim", dim) * f) % 2 == 0]
+            rope = {"rope_type": "default", "rope_theta": r.choice([500.0, 1e4]), "partial_rotary_factor": r.choice(factors)}
+        if family in ("ministral", "exaone4", "starcoder2"):
+            more |= {"sliding_window": r.choice([3, 8] if family == "exaone4" else [None, 3, 8])}
+        if family == "exaone4" or (family == "ministral" and more["sliding_window"] and flag()):
+            more |= types
+        if family == "seed_oss":
+            more |= dict(attention_dropout=0.0, residual_dropout=0.0)
+        return of_family(family, **sizes, **tied, **more, rope_parameters=rope)
     bias = dict(attention_bias=flag(), mlp_bias=flag())
     if family == "llama":
         return llama(**(sizes | own_dim), **tied, **bias, rope_parameters=rope)

@@ -287,24 +287,32 @@ void device_rmsnorm_backward(struct device *dev, const struct device_norm *n, vo
 	find_largest(n->amax, d_x, n->rows, n->cols, n->ld_x);
 }
 
-void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
-                 const int32_t *positions, const float *cos, const float *sin, int64_t tokens, bool inverse,
-                 enum dtype type)
+static void rotate(const struct device_rope *r, float *x, float sign)
 {
-	int half = rotary_dim / 2;
+	int half = r->rotary_dim / 2;
 
-	for (int64_t t = 0; t < tokens; t++)
-		for (int h = 0; h < heads; h++)
+	for (int64_t t = 0; t < r->tokens; t++)
+		for (int h = 0; h < r->heads; h++)
 			for (int i = 0; i < half; i++) {
-				float *p = (float *)x + t * ld + (int64_t)h * head_dim + i, a = p[0],
-				      b = p[half];
-				float c = cos[(int64_t)positions[t] * half + i],
-				      s = sin[(int64_t)positions[t] * half + i];
+				float *head = x + t * r->ld + (int64_t)h * r->head_dim,
+				      *pa = head + (r->interleaved ? 2 * i : i),
+				      *pb = r->interleaved ? pa + 1 : pa + half, a = *pa, b = *pb;
+				float c = r->cos[(int64_t)r->positions[t] * half + i],
+				      s = sign * r->sin[(int64_t)r->positions[t] * half + i];
 
-				s = inverse ? -s : s;
-				p[0] = a * c - b * s;
-				p[half] = b * c + a * s;
+				*pa = a * c - b * s;
+				*pb = b * c + a * s;
 			}
+}
+
+void device_rope(struct device *dev, const struct device_rope *r, void *x)
+{
+	rotate(r, x, 1);
+}
+
+void device_rope_inverse(struct device *dev, const struct device_rope *r, void *x)
+{
+	rotate(r, x, -1);
 }
 
 /* Scores of one query; returns the first key it sees. */

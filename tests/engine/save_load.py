@@ -35,6 +35,13 @@ families = {
     "qwen3_moe": tf.Qwen3MoeConfig(**common, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, tie_word_embeddings=True),
     "mixtral": tf.MixtralConfig(**common, num_local_experts=3, tie_word_embeddings=False, output_router_logits=True),
     "olmoe": tf.OlmoeConfig(**common, num_experts=5, num_experts_per_tok=2, tie_word_embeddings=False),
+    "gemma": tf.GemmaConfig(**common, head_dim=24, tie_word_embeddings=True),
+    "glm4": tf.Glm4Config(**common, head_dim=24, tie_word_embeddings=False),
+    "ernie4_5": tf.Ernie4_5Config(**common, head_dim=24, use_bias=True, tie_word_embeddings=True),
+    "seed_oss": tf.SeedOssConfig(**common, head_dim=24, tie_word_embeddings=False),
+    "exaone4": tf.Exaone4Config(**common, sliding_window=8, tie_word_embeddings=False),
+    "starcoder2": tf.Starcoder2Config(**common, tie_word_embeddings=True),
+    "stablelm": tf.StableLmConfig(**common, tie_word_embeddings=False),
     "gpt2": tf.GPT2Config(vocab_size=264, n_embd=64, n_layer=3, n_head=4, n_positions=256, bos_token_id=1, eos_token_id=2, pad_token_id=0),
 }
 

@@ -530,8 +530,12 @@ START_TEST(rope)
 	                                {1, 1, 2, 2},     {17, 3, 6, 6},   {9, 2, 64, 64},
 	                                {200, 5, 40, 40}, {19, 3, 64, 32}, {7, 2, 24, 18}};
 
-	FOR_ALL for (size_t s = 0; s < COUNT(shapes); s++)
+	/* Each shape in halves, then interleaved. */
+	FOR_ALL for (size_t k = 0; k < 2 * COUNT(shapes); k++)
 	{
+		size_t s = k % COUNT(shapes);
+		bool interleaved = k >= COUNT(shapes);
+		struct device_rope r;
 		int tokens = shapes[s][0], heads = shapes[s][1], hd = shapes[s][2], rotary = shapes[s][3],
 		    half = rotary / 2, ld = heads * hd + (hd % 16 ? 5 : 8);
 		double *x = test_values(tokens * ld, 1), *c = test_values(64 * half, 2),
@@ -540,11 +544,11 @@ START_TEST(rope)
 		void *bx;
 		float *bc, *bs;
 
-		for (int i = 0; i < 64 * half; i++) {
-			double angle = c[i];
+		for (int j = 0; j < 64 * half; j++) {
+			double angle = c[j];
 
-			c[i] = cos(angle);
-			sn[i] = sin(angle);
+			c[j] = cos(angle);
+			sn[j] = sin(angle);
 		}
 		bx = test_buffer(dev, x, tokens * ld, type);
 		bc = test_buffer(dev, c, 64 * half, DTYPE_F32);
@@ -552,10 +556,14 @@ START_TEST(rope)
 		for (int t = 0; t < tokens; t++)
 			pos[t] = t * 5 % 64;
 		bpos = test_put(dev, pos, (size_t)tokens * sizeof(*pos));
-		device_rope(dev, bx, ld, heads, hd, rotary, bpos, bc, bs, tokens, false, type);
+		r = (struct device_rope){tokens, ld, heads, hd, rotary, interleaved, bpos, bc, bs, type};
+		device_rope(dev, &r, bx);
 		for (int t = 0; t < tokens; t++) {
 			for (int i = 0; i < heads * half; i++) {
-				double *a = x + t * ld + i / half * hd + i % half, *b = a + half, a0 = *a;
+				int element = i % half;
+				double *a =
+				           x + t * ld + i / half * hd + (interleaved ? 2 * element : element),
+				       *b = a + (interleaved ? 1 : half), a0 = *a;
 				double cs = c[pos[t] * half + i % half], si = sn[pos[t] * half + i % half];
 
 				*a = a0 * cs - *b * si;
@@ -566,7 +574,7 @@ START_TEST(rope)
 		/* The inverse of a rotation is its transpose. */
 		free(x);
 		x = test_values(tokens * ld, 1);
-		device_rope(dev, bx, ld, heads, hd, rotary, bpos, bc, bs, tokens, true, type);
+		device_rope_inverse(dev, &r, bx);
 		test_close(dev, "rope and back", bx, x, tokens * ld, type, 2 * test_tolerance(type), 1);
 		device_free(dev, bx);
 		device_free(dev, bc);
@@ -700,19 +708,20 @@ START_TEST(qk_norm_rope_backward)
 		                           .ld_y = ld,
 		                           .w_offset = (float)(s % 2),
 		                           .type = type};
+		struct device_rope turn = {tokens, ld,  (int)(heads + kv), (int)hd, (int)hd, false, NULL, bc,
+		                           bs,     type};
 		struct error err = ERROR_INIT;
 
 		for (int64_t t = 0; t < tokens; t++)
 			pos[t] = (int32_t)(t * 5 % 64);
-		qk.positions = bpos = test_put(dev, pos, (size_t)tokens * sizeof(*pos));
+		turn.positions = qk.positions = bpos = test_put(dev, pos, (size_t)tokens * sizeof(*pos));
 		for (int i = 0; i < 2; i++) {
 			bd[i] = test_buffer(dev, dy, n, type);
 			dq[i] = test_buffer(dev, dw, hd, DTYPE_F32);
 			dk[i] = test_buffer(dev, dw, hd, DTYPE_F32);
 		}
 		device_qk_norm_rope_backward(dev, &qk, bd[0], dq[0], dk[0], DTYPE_F32, bx, br, bq, bk);
-		device_rope(dev, bd[1], ld, (int)(heads + kv), (int)hd, (int)hd, bpos, bc, bs, tokens, true,
-		            type);
+		device_rope_inverse(dev, &turn, bd[1]);
 		device_rmsnorm_backward(dev, &norm, bd[1], false, dq[1], DTYPE_F32, bd[1], bx, br, bq);
 		norm.groups = (int)kv;
 		device_rmsnorm_backward(dev, &norm, bd[1] + k, false, dk[1], DTYPE_F32, bd[1] + k, bx + k,

@@ -315,6 +315,7 @@ static void check_rotated(struct device *dev, struct device_attention a, int rot
 	char *want = test_put(dev, plain, bytes), *got = test_put(dev, plain, bytes);
 	char *other = apart ? test_put(dev, plain, bytes) : got;
 	char *wanted = malloc(bytes), *row = malloc(bytes), *rest = malloc(bytes);
+	struct device_rope rope;
 
 	for (int64_t i = 0; i < a.tokens * half; i++) {
 		sines[i] = sin(angles[i]);
@@ -326,8 +327,10 @@ static void check_rotated(struct device *dev, struct device_attention a, int rot
 	a.positions = test_put(dev, positions, (size_t)a.tokens * sizeof(*positions));
 	a.cos = test_buffer(dev, angles, a.tokens * half, DTYPE_F32);
 	a.sin = test_buffer(dev, sines, a.tokens * half, DTYPE_F32);
-	device_rope(dev, want, a.ld_q, a.heads + a.kv_heads, a.head_dim, rotary_dim, a.positions, a.cos,
-	            a.sin, a.tokens, true, a.type);
+	rope = (struct device_rope){a.tokens,   a.ld_q, a.heads + a.kv_heads, a.head_dim,
+	                            rotary_dim, false,  a.positions,          a.cos,
+	                            a.sin,      a.type};
+	device_rope_inverse(dev, &rope, want);
 	device_attention_backward(dev, &a, got, other + k, other + v, d_o, o, lse, qkv, qkv + k, qkv + v);
 	test_fetch(dev, wanted, want, bytes);
 	test_fetch(dev, row, got, bytes);

@@ -163,11 +163,13 @@ static void rope_at(int64_t rows, enum dtype t)
 	float *c = filled(1, PLACES * HEAD_DIM / 2, DTYPE_F32),
 	      *s = filled(2, PLACES * HEAD_DIM / 2, DTYPE_F32);
 	int32_t *positions = malloc((size_t)rows * sizeof(*positions)), *p;
+	struct device_rope rope;
 
 	for (int64_t i = 0; i < rows; i++)
 		positions[i] = (int32_t)(i * 5 % PLACES);
 	p = test_put(dev, positions, (size_t)rows * sizeof(*positions));
-	device_rope(dev, x, cols, HEADS, HEAD_DIM, HEAD_DIM, p, c, s, rows, false, t);
+	rope = (struct device_rope){rows, cols, HEADS, HEAD_DIM, HEAD_DIM, false, p, c, s, t};
+	device_rope(dev, &rope, x);
 	check_rows("rope", x, rows, cols, t, rope_row, test_tolerance(t), 3);
 	free(positions);
 	device_free(dev, x);

@@ -91,6 +91,16 @@ START_TEST(each_family_has_the_defaults_of_transformers)
 	    {"phi3", false, 4096, 16, 0, 1e-5, 1e4, 0, 0, MODEL_SILU},
 	    {"gemma2", true, 8192, 256, 4096, 1e-6, 1e4, 50, 30, MODEL_GELU_TANH},
 	    {"gemma3_text", true, 131072, 256, 4096, 1e-6, 1e6, 0, 0, MODEL_GELU_TANH},
+	    {"gemma", true, 8192, 256, 0, 1e-6, 1e4, 0, 0, MODEL_GELU_TANH},
+	    {"glm", false, 131072, 128, 0, 1.5625e-7, 1e4, 0, 0, MODEL_SILU},
+	    {"glm4", false, 131072, 128, 0, 1.5625e-7, 1e4, 0, 0, MODEL_SILU},
+	    {"ernie4_5", true, 131072, 128, 0, 1e-5, 5e5, 0, 0, MODEL_SILU},
+	    {"helium", false, 4096, 128, 0, 1e-8, 1e5, 0, 0, MODEL_SILU},
+	    {"seed_oss", false, 524288, 128, 0, 1e-6, 1e4, 0, 0, MODEL_SILU},
+	    {"ministral", false, 131072, 16, 4096, 1e-6, 1e4, 0, 0, MODEL_SILU},
+	    {"exaone4", false, 2048, 16, 4096, 1e-5, 1e4, 0, 0, MODEL_SILU},
+	    {"starcoder2", true, 4096, 16, 0, 1e-5, 1e4, 0, 0, MODEL_GELU_TANH},
+	    {"stablelm", false, 4096, 16, 0, 1e-5, 1e4, 0, 0, MODEL_SILU},
 	    {"qwen3_moe", false, 32768, 16, 0, 1e-6, 1e4, 0, 0, MODEL_SILU},
 	    {"mixtral", false, 131072, 16, 0, 1e-5, 1e6, 0, 0, MODEL_SILU},
 	    {"olmoe", false, 4096, 16, 0, 1e-5, 1e4, 0, 0, MODEL_SILU},
@@ -126,9 +136,12 @@ START_TEST(key_value_heads_default_to_those_of_the_family)
 	static const struct {
 		const char *family;
 		int absent;
-	} families[] = {{"llama", 64},      {"mistral", 8},   {"qwen2", 32},  {"qwen3", 32}, {"smollm3", 4},
-	                {"granite", 64},    {"olmo2", 64},    {"olmo3", 64},  {"phi3", 64},  {"gemma2", 4},
-	                {"gemma3_text", 4}, {"qwen3_moe", 4}, {"mixtral", 8}, {"olmoe", 64}};
+	} families[] = {{"llama", 64},   {"mistral", 8},    {"qwen2", 32},      {"qwen3", 32},
+	                {"smollm3", 4},  {"granite", 64},   {"olmo2", 64},      {"olmo3", 64},
+	                {"phi3", 64},    {"gemma2", 4},     {"gemma3_text", 4}, {"qwen3_moe", 4},
+	                {"mixtral", 8},  {"olmoe", 64},     {"gemma", 16},      {"glm", 2},
+	                {"glm4", 2},     {"ernie4_5", 2},   {"seed_oss", 8},    {"ministral", 8},
+	                {"exaone4", 32}, {"starcoder2", 2}, {"stablelm", 32}};
 
 	for (size_t i = 0; i < 2 * ARRAY_SIZE(families); i++) {
 		bool null = i >= ARRAY_SIZE(families);

@@ -307,13 +307,21 @@ void device_layernorm_backward(struct device *dev, const struct device_norm *n, 
                                float *d_w, float *d_b, const void *d_y, const void *x,
                                const float *statistics, const void *w);
 
-/* ---- rotary position embedding (Su et al. 2021), half-split (rotate_half) ---- */
-/* cos, sin: fp32 [positions, rotary_dim/2]. Rotates the first rotary_dim elements of `heads` consecutive
- * heads of each token in place; token rows are ld apart. inverse: the backward (the transpose of the
- * rotation). */
-void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
-                 const int32_t *positions, const float *cos, const float *sin, int64_t tokens, bool inverse,
-                 enum dtype type);
+/* ---- rotary position embedding (Su et al. 2021) ---- */
+/* Of the first rotary_dim elements of each of `heads` consecutive heads of a token, in place; the rows of
+ * tokens are ld apart. */
+struct device_rope {
+	int64_t tokens, ld;
+	int heads, head_dim, rotary_dim;
+	/* Element 2i is rotated with element 2i + 1 (GLM), else i with rotary_dim/2 + i (rotate_half). */
+	bool interleaved;
+	const int32_t *positions; /* [tokens] */
+	const float *cos, *sin;   /* fp32 [positions, rotary_dim/2] */
+	enum dtype type;
+};
+void device_rope(struct device *dev, const struct device_rope *r, void *x);
+/* The backward: the transpose of the rotation. */
+void device_rope_inverse(struct device *dev, const struct device_rope *r, void *x);
 
 /* Norm of the heads of q and k, and their rotation (qwen3): in each row of x and y, ld apart, lie `heads`
  * heads of q, normed with w_q[head_dim], then kv_heads of k, normed with w_k. y = rope(norm(x)), the norm
@@ -323,14 +331,14 @@ struct device_qk_norm {
 	int heads, kv_heads, head_dim;
 	int64_t ld;
 	float eps, w_offset;
-	const int32_t *positions; /* these three as device_rope has them, of whole heads */
+	const int32_t *positions; /* these three as device_rope has them, of whole heads, not interleaved */
 	const float *cos, *sin;
 	enum dtype type;
 };
 void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
                          const void *x, const void *w_q, const void *w_k);
 /* d, the gradient of y, is replaced by that of x; d_w_q and d_w_k (grad_type) += theirs. With the bits of
- * device_rope's inverse, whose result is rounded to `type`, and then device_rmsnorm_backward of q and of k.
+ * device_rope_inverse, whose result is rounded to `type`, and then device_rmsnorm_backward of q and of k.
  */
 void device_qk_norm_rope_backward(struct device *dev, const struct device_qk_norm *n, void *d, void *d_w_q,
                                   void *d_w_k, enum dtype grad_type, const void *x, const float *rstd,
@@ -351,8 +359,8 @@ struct device_attention {
 	enum dtype type;
 	bool portable; /* without Hopper's kernel, which has been checked for other shapes */
 	float *amax;   /* of o, of device_attention_forward; NULL: not wanted */
-	/* Of device_attention_backward: q and k have been rotated by device_rope, which has these four, too.
-	 * rotary_dim 0: they have not. */
+	/* Of device_attention_backward: q and k have been rotated by device_rope, which has these four, too,
+	 * * and not interleaved. rotary_dim 0: they have not. */
 	int rotary_dim;
 	const int32_t *positions;
 	const float *cos, *sin;
@@ -361,7 +369,7 @@ struct device_attention {
 void device_attention_forward(struct device *dev, const struct device_attention *a, void *o, float *lse,
                               const void *q, const void *k, const void *v);
 /* d_q, d_k, d_v have the strides of q, k, v and are written, not added to. Where q and k have been rotated,
- * d_q and d_k are the gradients of what was rotated: with the bits of device_rope's inverse, of gradients
+ * d_q and d_k are the gradients of what was rotated: with the bits of device_rope_inverse, of gradients
  * that are rounded to `type`. */
 void device_attention_backward(struct device *dev, const struct device_attention *a, void *d_q, void *d_k,
                                void *d_v, const void *d_o, const void *o, const float *lse, const void *q,

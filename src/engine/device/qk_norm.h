@@ -23,22 +23,26 @@ static inline size_t qk_norm_k_offset(const struct device_qk_norm *n)
 	return (size_t)n->heads * (size_t)n->head_dim * dtype_size(n->type);
 }
 
-static inline void qk_norm_rotate(struct device *dev, const struct device_qk_norm *n, void *x, bool inverse)
+static inline struct device_rope qk_norm_rotation(const struct device_qk_norm *n)
 {
-	device_rope(dev, x, n->ld, n->heads + n->kv_heads, n->head_dim, n->head_dim, n->positions, n->cos,
-	            n->sin, n->tokens, inverse, n->type);
+	const struct device_rope r = {n->tokens,   n->ld,  n->heads + n->kv_heads, n->head_dim,
+	                              n->head_dim, false,  n->positions,           n->cos,
+	                              n->sin,      n->type};
+
+	return r;
 }
 
 static inline void qk_norm_rope_apart(struct device *dev, const struct device_qk_norm *n, void *y,
                                       float *rstd, const void *x, const void *w_q, const void *w_k)
 {
 	const struct device_norm q = qk_norm_of_heads(n, n->heads), k = qk_norm_of_heads(n, n->kv_heads);
+	const struct device_rope r = qk_norm_rotation(n);
 	size_t at = qk_norm_k_offset(n);
 
 	device_rmsnorm_forward(dev, &q, y, rstd, x, w_q);
 	device_rmsnorm_forward(dev, &k, (char *)y + at, rstd ? rstd + n->tokens * n->heads : NULL,
 	                       (const char *)x + at, w_k);
-	qk_norm_rotate(dev, n, y, false);
+	device_rope(dev, &r, y);
 }
 
 static inline void qk_norm_rope_backward_apart(struct device *dev, const struct device_qk_norm *n, void *d,
@@ -46,9 +50,10 @@ static inline void qk_norm_rope_backward_apart(struct device *dev, const struct 
                                                const float *rstd, const void *w_q, const void *w_k)
 {
 	const struct device_norm q = qk_norm_of_heads(n, n->heads), k = qk_norm_of_heads(n, n->kv_heads);
+	const struct device_rope r = qk_norm_rotation(n);
 	size_t at = qk_norm_k_offset(n);
 
-	qk_norm_rotate(dev, n, d, true);
+	device_rope_inverse(dev, &r, d);
 	device_rmsnorm_backward(dev, &q, d, false, d_w_q, grad_type, d, x, rstd, w_q);
 	device_rmsnorm_backward(dev, &k, (char *)d + at, false, d_w_k, grad_type, (char *)d + at,
 	                        (const char *)x + at, rstd + n->tokens * n->heads, w_k);

@@ -167,18 +167,31 @@ void model_branch_input_gradient(struct model *m, int unit, enum parameter_role 
 static void rotate(struct model *m, int layer, char *x, int64_t tokens, bool inverse)
 {
 	int table = model_config_rotary_table(&m->c, layer);
-
 	/* q and k heads lie behind each other. */
-	if (table >= 0)
-		device_rope(m->dev, x, m->qkv, m->c.heads + m->c.kv_heads, m->c.head_dim, m->c.rotary_dim,
-		            m->positions, m->cos[table], m->sin[table], tokens, inverse, m->o.type);
+	struct device_rope r = {.tokens = tokens,
+	                        .ld = m->qkv,
+	                        .heads = m->c.heads + m->c.kv_heads,
+	                        .head_dim = m->c.head_dim,
+	                        .rotary_dim = m->c.rotary_dim,
+	                        .interleaved = m->c.interleaved,
+	                        .positions = m->positions,
+	                        .type = m->o.type};
+
+	if (table < 0)
+		return;
+	r.cos = m->cos[table];
+	r.sin = m->sin[table];
+	if (inverse)
+		device_rope_inverse(m->dev, &r, x);
+	else
+		device_rope(m->dev, &r, x);
 }
 
 void model_rotation(const struct model *m, int layer, struct device_attention *a)
 {
 	int table = model_config_rotary_table(&m->c, layer);
 
-	if (table < 0 || m->c.qk_norm != MODEL_QK_NORM_NONE)
+	if (table < 0 || m->c.qk_norm != MODEL_QK_NORM_NONE || m->c.interleaved)
 		return;
 	a->rotary_dim = m->c.rotary_dim;
 	a->positions = m->positions;
@@ -207,7 +220,8 @@ static const enum parameter_role qk_role[2] = {PARAMETER_Q_NORM, PARAMETER_K_NOR
 /* Whether the norm is of heads that are rotated whole behind it. */
 static bool norms_rotated_heads(const struct model *m, int table)
 {
-	return m->c.qk_norm == MODEL_QK_NORM_HEADS && table >= 0 && m->c.rotary_dim == m->c.head_dim;
+	return m->c.qk_norm == MODEL_QK_NORM_HEADS && table >= 0 && m->c.rotary_dim == m->c.head_dim &&
+	       !m->c.interleaved;
 }
 
 static struct device_qk_norm rotated_heads(const struct model *m, int table, int64_t tokens)
@@ -277,7 +291,7 @@ void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t toke
 	size_t at = 0;
 
 	if (m->c.qk_norm == MODEL_QK_NORM_NONE) {
-		if (m->o.sequence_degree > 1) /* else attention has turned them back */
+		if (m->o.sequence_degree > 1 || m->c.interleaved) /* else attention has turned them back */
 			rotate(m, layer, m->d_qkv, tokens, true);
 		return;
 	}

@@ -54,8 +54,8 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 	    (r = config_int(o, "vocab_size", where, 1, 1 << 24, -1, &c->vocab, err)) < 0 ||
 	    (r = config_int(o, keys->positions, where, 1, INT32_MAX, f->default_positions, &c->max_positions,
 	                    err)) < 0 ||
-	    (r = config_number(o, keys->eps, where, 0, 1, f->default_eps > 0 ? f->default_eps : 1e-6, &eps,
-	                       err)) < 0 ||
+	    (r = config_number(o, f->eps_key ? f->eps_key : keys->eps, where, 0, 1,
+	                       f->default_eps > 0 ? f->default_eps : 1e-6, &eps, err)) < 0 ||
 	    (r = config_number(o, "initializer_range", where, 0, 100, 0.02, &c->init_std, err)) < 0)
 		return r;
 	if (heads % kv != 0)
@@ -121,7 +121,7 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 	/* It overrides that of the rope parameters, unless each kind of layer has its own. */
 	bool outer_original =
 	    f->original_positions || (!f->two_ropes && config_member(o, "original_max_position_embeddings"));
-	double partial = 1, whole;
+	double partial = f->default_partial > 0 ? f->default_partial : 1, whole;
 	char place[300];
 	int r;
 
@@ -132,7 +132,7 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 		return error_set(err, -EINVAL, "%s: an object is needed", place);
 	if ((r = config_need_number(o, "rope_theta", where, 1, 1e15,
 	                            f->default_theta > 0 ? f->default_theta : 10000, &d.theta, err)) < 0 ||
-	    (r = config_number(o, "partial_rotary_factor", where, 0, 1, 1, &partial, err)) < 0 ||
+	    (r = config_number(o, "partial_rotary_factor", where, 0, 1, partial, &partial, err)) < 0 ||
 	    (outer_original && (r = config_int(o, "original_max_position_embeddings", where, 1, INT32_MAX,
 	                                       4096, &d.original_positions, err)) < 0))
 		return r;
@@ -188,7 +188,9 @@ static int read_layer_types(const json_t *o, const char *where, const struct fam
 		return r;
 	for (int l = 0; l < c->layers; l++) {
 		const char *type = json_string_value(json_array_get(types, (size_t)l));
-		bool window = !types && (every ? (l + 1) % every != 0 : model_layers_has(&c->unrotated, l));
+		bool window = !types && (every               ? (l + 1) % every != 0
+		                         : f->no_rope_layers ? model_layers_has(&c->unrotated, l)
+		                                             : true);
 
 		if (types &&
 		    (!type || (!str_eq(type, "sliding_attention") && !str_eq(type, "full_attention"))))
@@ -288,6 +290,38 @@ static int read_no_rope(const json_t *o, const char *where, struct model_config 
 	return 0;
 }
 
+/* A bias key: what it says, or where it is absent the default. */
+static int read_bias(const json_t *o, const char *key, const char *where, bool absent, bool *out,
+                     struct error *err)
+{
+	bool given = absent;
+	int r = key ? config_bool(o, key, where, absent, &given, err) : 0;
+
+	*out = key && given;
+	return r;
+}
+
+/* Which projections have biases. */
+static int read_biases(const json_t *o, const char *where, const struct family *f, struct model_config *c,
+                       struct error *err)
+{
+	const char *qkv_key = f->attention_bias ? "attention_bias" : f->qkv_bias_key;
+	const char *o_key = f->attention_bias ? "attention_bias" : f->o_bias_key;
+	bool all, qkv, out, mlp;
+	int r;
+
+	if ((r = read_bias(o, f->all_bias_key, where, f->default_bias, &all, err)) < 0 ||
+	    (r = read_bias(o, qkv_key, where, f->default_bias, &qkv, err)) < 0 ||
+	    (r = read_bias(o, o_key, where, false, &out, err)) < 0 ||
+	    (r = read_bias(o, f->mlp_bias ? "mlp_bias" : NULL, where, false, &mlp, err)) < 0)
+		return r;
+	all = all || f->all_bias;
+	c->qkv_bias = all || f->qkv_bias || qkv;
+	c->o_bias = all || out;
+	c->mlp_bias = all || mlp;
+	return 0;
+}
+
 static int read_activation(const json_t *o, const char *where, const struct family *f, struct model_config *c,
                            struct error *err)
 {
@@ -305,7 +339,9 @@ static int read_activation(const json_t *o, const char *where, const struct fami
 	if (r < 0)
 		return r;
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-		if (str_eq(name, names[i].name) && names[i].is == f->activation) {
+		bool same = str_eq(name, names[i].name) || (f->gelu_is_tanh && str_eq(name, "gelu"));
+
+		if (same && names[i].is == f->activation) {
 			c->activation = names[i].is;
 			return 0;
 		}
@@ -414,15 +450,13 @@ static int read_head(const json_t *o, const char *where, struct model_config *c,
 static int read_dropout(const json_t *o, const char *where, const struct family *f, struct model_config *c,
                         struct error *err)
 {
-	static const char *const keys[] = {"attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout"};
-	/* The first three are keys of gpt2 and phi3; in files of other families they mean nothing. */
-	bool own = f->default_dropout > 0 || f->naming == MODEL_NAMES_PHI3;
+	static const char *const usual[] = {"attention_dropout", NULL};
 	int r = 0;
 
-	for (size_t i = own ? 0 : 3; r == 0 && i < ARRAY_SIZE(keys); i++) {
+	for (const char *const *key = f->dropout_keys ? f->dropout_keys : usual; r == 0 && *key; key++) {
 		double p = 0;
 
-		r = config_number(o, keys[i], where, 0, 1, i < 3 ? f->default_dropout : 0, &p, err);
+		r = config_number(o, *key, where, 0, 1, f->default_dropout, &p, err);
 		c->dropout = MAX(c->dropout, p);
 	}
 	return r;
@@ -432,8 +466,7 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 {
 	const struct family *f;
 	const char *type;
-	bool bias, mlp_bias;
-	char names[300];
+	char names[500];
 	int r;
 
 	if (!json_is_object(o))
@@ -449,16 +482,15 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 	    (r = read_sizes(o, where, f, c, err)) < 0 || (r = config_read_experts(o, where, f, c, err)) < 0 ||
 	    (r = read_rope(o, where, f, c, err)) < 0 ||
 	    (f->no_rope_layers && (r = read_no_rope(o, where, c, err)) < 0) ||
-	    (r = read_window(o, where, f, c, err)) < 0 ||
+	    (r = read_window(o, where, f, c, err)) < 0 || (r = read_biases(o, where, f, c, err)) < 0 ||
 	    (!f->window_types && (r = check_layer_types(o, where, c, err)) < 0) ||
 	    (r = read_scales(o, where, f, c, err)) < 0 || (r = check_switches(o, where, f, err)) < 0 ||
 	    (r = read_dropout(o, where, f, c, err)) < 0 ||
-	    (r = config_bool(o, "tie_word_embeddings", where, f->tied, &c->tied, err)) < 0 ||
-	    (r = config_bool(o, "attention_bias", where, false, &bias, err)) < 0 ||
-	    (r = config_bool(o, "mlp_bias", where, false, &mlp_bias, err)) < 0)
+	    (r = config_bool(o, "tie_word_embeddings", where, f->tied, &c->tied, err)) < 0)
 		return r;
 	c->naming = f->naming;
-	c->fused = f->fused;
+	c->fused_qkv = f->fused_qkv;
+	c->fused_mlp = f->fused_mlp;
 	c->transposed = f->transposed;
 	c->gated = !f->plain_mlp;
 	c->residual_init = f->scaled_residual_init ? 1 / sqrt(2.0 * c->layers) : 1;
@@ -467,9 +499,10 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 	c->norm_place = f->norm_place;
 	c->learned_positions = f->learned_positions;
 	c->qk_norm = f->qk_norm;
-	c->qkv_bias = f->all_bias || f->qkv_bias || (f->attention_bias && bias);
-	c->o_bias = f->all_bias || (f->attention_bias && bias);
-	c->mlp_bias = f->all_bias || (f->mlp_bias && mlp_bias);
+	c->interleaved = f->interleaved;
+	for (int l = 0; l < c->layers && f->window_rotates && c->window; l++)
+		if (!model_config_window(c, l))
+			model_layers_add(&c->unrotated, l);
 	c->bos = config_first_id(o, "bos_token_id");
 	c->eos = config_first_id(o, "eos_token_id");
 	c->pad = config_first_id(o, "pad_token_id");

@@ -27,13 +27,19 @@ struct family {
 	bool all_bias;       /* every projection has one */
 	bool attention_bias; /* the key is honoured: q, k, v and o */
 	bool mlp_bias;       /* the key is honoured */
-	bool fused;          /* q, k and v are one matrix, and gate and up are */
-	bool transposed;     /* the matrices of a block are stored [in, out] */
+	/* Keys in their place, which also have default_bias where they are absent: of all projections, of q,
+	 * k and v, of o. */
+	const char *all_bias_key, *qkv_bias_key, *o_bias_key;
+	bool default_bias;
+	bool fused_qkv;  /* q, k and v are one matrix */
+	bool fused_mlp;  /* gate and up are */
+	bool transposed; /* the matrices of a block are stored [in, out] */
 
 	/* The MLP. activation_key NULL: hidden_act. */
 	const char *activation_key;
 	enum model_activation activation;
-	bool plain_mlp; /* one matrix and the activation, no gate */
+	bool gelu_is_tanh; /* "gelu" stands for its approximation */
+	bool plain_mlp;    /* one matrix and the activation, no gate */
 
 	/* The MLP is a mixture of so many experts where the config does not say how many; 0: there is one
 	 * MLP. num_experts and num_local_experts both name the number. */
@@ -46,20 +52,25 @@ struct family {
 	/* Of a model from nothing, the matrices whose outputs are added to the residual stream begin smaller.
 	 */
 	bool scaled_residual_init;
-	double default_dropout; /* of gpt2's three keys */
+	const char *const *dropout_keys; /* NULL: attention_dropout alone; ends with a NULL */
+	double default_dropout;
 
 	/* The norms. */
 	bool layer_norm; /* with a mean and a bias, else RMSNorm */
 	bool norm_plus_one;
 	enum model_norm_place norm_place;
 	enum model_qk_norm qk_norm;
-	double default_eps; /* 0: 1e-6 */
+	const char *eps_key; /* NULL: rms_norm_eps */
+	double default_eps;  /* 0: 1e-6 */
 
 	/* Positions. */
 	bool learned_positions;  /* a table of them, no rotation */
+	bool interleaved;        /* neighbours are rotated with each other */
 	bool partial_rotary;     /* partial_rotary_factor is honoured */
+	double default_partial;  /* 0: 1 */
 	bool original_positions; /* original_max_position_embeddings is a key of the config itself */
 	bool no_rope_layers;     /* the key is honoured */
+	bool window_rotates;     /* where layers have a window, the others do not rotate */
 	double default_theta;    /* 0: 10000 */
 	bool two_ropes;          /* layers with a window have parameters of their own */
 	double window_theta;     /* default of these, 0: as the others */
@@ -70,8 +81,8 @@ struct family {
 	bool window; /* sliding_window applies to every layer */
 	/* With use_sliding_window it applies to the layers from max_window_layers on. */
 	bool window_switch;
-	/* It applies to the layers that layer_types names, by default to all but each window_every-th (or to
-	 * none, 0). */
+	/* It applies to the layers that layer_types names, by default to all but each window_every-th; 0: to
+	 * those without rotation of a family that has such, else to all. */
 	bool window_types;
 	int window_every;
 	const char *window_every_key;

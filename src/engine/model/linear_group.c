@@ -7,7 +7,7 @@ int64_t linear_rows_of(const struct model *m, enum parameter_role role)
 {
 	switch (role) {
 	case PARAMETER_Q:
-		return m->c.fused ? m->qkv : m->q;
+		return m->c.fused_qkv ? m->qkv : m->q;
 	case PARAMETER_K:
 	case PARAMETER_V:
 		return m->kv;
@@ -15,7 +15,7 @@ int64_t linear_rows_of(const struct model *m, enum parameter_role role)
 	case PARAMETER_DOWN:
 		return m->c.hidden;
 	case PARAMETER_GATE:
-		return m->c.fused ? m->gate_up : m->c.intermediate;
+		return m->c.fused_mlp ? m->gate_up : m->c.intermediate;
 	case PARAMETER_UP:
 		return m->c.intermediate;
 	case PARAMETER_ROUTER:

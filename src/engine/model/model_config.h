@@ -23,6 +23,8 @@ enum model_naming {
 	MODEL_NAMES_GEMMA,
 	MODEL_NAMES_GPT2,
 	MODEL_NAMES_MIXTRAL,
+	MODEL_NAMES_GLM,
+	MODEL_NAMES_STARCODER2,
 	MODEL_NAMINGS
 };
 
@@ -75,7 +77,8 @@ struct model_config {
 	bool values;
 	bool qkv_bias, o_bias, mlp_bias;
 	enum model_naming naming;
-	bool fused;      /* q, k and v are one matrix, and gate and up are */
+	bool fused_qkv;  /* q, k and v are one matrix */
+	bool fused_mlp;  /* gate and up are */
 	bool transposed; /* the matrices of a block are stored [in, out] */
 	enum model_activation activation;
 	bool gated; /* activation(gate) · up, else activation(up) */
@@ -95,6 +98,7 @@ struct model_config {
 	struct model_layers unrotated; /* without rotary position embedding */
 	bool learned_positions;        /* a table of them instead of the rotation */
 	int rotary_dim;                /* elements of a head that are rotated, the first ones */
+	bool interleaved;              /* neighbours with each other, else the halves */
 	struct model_rope rope;
 	bool two_ropes; /* layers with a window have other frequencies: */
 	struct model_rope window_rope;

@@ -66,6 +66,13 @@ static const struct {
                                    [PARAMETER_DOWN_BIAS] = "mlp.c_proj.bias",
                                    [PARAMETER_FINAL_NORM] = "transformer.ln_f.weight",
                                    [PARAMETER_FINAL_NORM_BIAS] = "transformer.ln_f.bias"}},
+    [MODEL_NAMES_GLM] = {.name = {[PARAMETER_GATE] = "mlp.gate_up_proj.weight",
+                                  [PARAMETER_ATTENTION_OUT_NORM] = "post_self_attn_layernorm.weight",
+                                  [PARAMETER_MLP_OUT_NORM] = "post_mlp_layernorm.weight"}},
+    [MODEL_NAMES_STARCODER2] = {.name = {[PARAMETER_GATE] = "mlp.c_fc.weight",
+                                         [PARAMETER_GATE_BIAS] = "mlp.c_fc.bias",
+                                         [PARAMETER_DOWN] = "mlp.c_proj.weight",
+                                         [PARAMETER_DOWN_BIAS] = "mlp.c_proj.bias"}},
     [MODEL_NAMES_MIXTRAL] = {.experts = "block_sparse_moe.experts",
                              .name = {[PARAMETER_ROUTER] = "block_sparse_moe.gate.weight",
                                       [PARAMETER_GATE] = "w1.weight",
@@ -82,7 +89,7 @@ bool role_transposed(const struct model_config *c, enum parameter_role role)
 int role_shape(const struct model_config *c, enum parameter_role role, int64_t shape[2])
 {
 	int64_t q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
-	int64_t wide = c->gated && c->fused ? 2 * (int64_t)c->intermediate : c->intermediate;
+	int64_t wide = c->fused_mlp ? 2 * (int64_t)c->intermediate : c->intermediate;
 	bool before = c->norm_place != MODEL_NORM_AFTER, after = c->norm_place != MODEL_NORM_BEFORE;
 	int64_t out = 0, in = 0;
 
@@ -115,11 +122,11 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 		out = c->layer_norm ? c->hidden : 0;
 		break;
 	case PARAMETER_Q:
-		out = c->fused ? q + 2 * kv : q, in = c->hidden;
+		out = c->fused_qkv ? q + 2 * kv : q, in = c->hidden;
 		break;
 	case PARAMETER_K:
 	case PARAMETER_V:
-		out = c->fused ? 0 : kv, in = c->hidden;
+		out = c->fused_qkv ? 0 : kv, in = c->hidden;
 		break;
 	case PARAMETER_O:
 		out = c->hidden, in = q;
@@ -135,17 +142,17 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 		out = wide, in = c->hidden;
 		break;
 	case PARAMETER_UP:
-		out = c->gated && !c->fused ? c->intermediate : 0, in = c->hidden;
+		out = c->gated && !c->fused_mlp ? c->intermediate : 0, in = c->hidden;
 		break;
 	case PARAMETER_DOWN:
 		out = c->hidden, in = c->intermediate;
 		break;
 	case PARAMETER_Q_BIAS:
-		out = !c->qkv_bias ? 0 : c->fused ? q + 2 * kv : q;
+		out = !c->qkv_bias ? 0 : c->fused_qkv ? q + 2 * kv : q;
 		break;
 	case PARAMETER_K_BIAS:
 	case PARAMETER_V_BIAS:
-		out = c->qkv_bias && !c->fused ? kv : 0;
+		out = c->qkv_bias && !c->fused_qkv ? kv : 0;
 		break;
 	case PARAMETER_O_BIAS:
 		out = c->o_bias ? c->hidden : 0;
@@ -154,7 +161,7 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 		out = c->mlp_bias ? wide : 0;
 		break;
 	case PARAMETER_UP_BIAS:
-		out = c->mlp_bias && c->gated && !c->fused ? c->intermediate : 0;
+		out = c->mlp_bias && c->gated && !c->fused_mlp ? c->intermediate : 0;
 		break;
 	case PARAMETER_DOWN_BIAS:
 		out = c->mlp_bias ? c->hidden : 0;

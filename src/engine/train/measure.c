@@ -113,6 +113,15 @@ static void run_operation(struct bench *b)
 	                                 .type = b->type};
 	const struct device_adamw adamw = {
 	    .learning_rate = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .step = 10};
+	const struct device_rope rope = {.tokens = b->m,
+	                                 .ld = b->cols,
+	                                 .heads = (int)(b->cols / 128),
+	                                 .head_dim = 128,
+	                                 .rotary_dim = 128,
+	                                 .positions = b->ids,
+	                                 .cos = b->small,
+	                                 .sin = b->small,
+	                                 .type = b->type};
 	int64_t n = b->m * b->cols;
 	char *c = (char *)b->c;
 	float *state = b->c;
@@ -126,8 +135,7 @@ static void run_operation(struct bench *b)
 		                        b->small, b->small);
 		break;
 	case RATE_ROTATION:
-		device_rope(b->dev, c, b->cols, (int)(b->cols / 128), 128, 128, b->ids, b->small, b->small,
-		            b->m, false, b->type);
+		device_rope(b->dev, &rope, c);
 		break;
 	case RATE_SWIGLU:
 		device_swiglu_forward(b->dev, c, b->a, b->m, (int)b->cols, b->type, NULL);

@@ -35,9 +35,7 @@
 	X(layernorm_backward,                                                                                \
 	  (struct device * dev, const struct device_norm *n, void *d_x, bool accumulate, float *d_w,         \
 	   const void *d_y, const void *x, const float *statistics, const void *w))                          \
-	X(rope, (struct device * dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,          \
-	         const int32_t *positions, const float *cos, const float *sin, int64_t tokens, bool inverse, \
-	         enum dtype type))                                                                           \
+	X(rope, (struct device * dev, const struct device_rope *r, void *x, bool inverse))                   \
 	X(attention_forward, (struct device * dev, const struct device_attention *a, void *o, float *lse,    \
 	                      const void *q, const void *k, const void *v))                                  \
 	X(attention_backward,                                                                                \

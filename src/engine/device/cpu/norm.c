@@ -182,52 +182,72 @@ void KERNEL(rmsnorm_backward)(struct device *dev, const struct device_norm *n, v
 
 /* ---- rotary position embedding ---- */
 /* Rotates each pair (a, b) to (a·cos - b·sin, b·cos + a·sin); b is half a head after a. */
-VINLINE void rope_rows(void *x, int64_t ld, int heads, int head_dim, int rotary_dim, const int32_t *positions,
-                       const float *cos_table, const float *sin_table, int64_t lo, int64_t hi, bool inverse,
+VINLINE void rope_halves(const struct device_rope *r, void *head, const float *c, const float *s,
+                         bool inverse, enum dtype type)
+{
+	int64_t half = r->rotary_dim / 2, i = 0;
+	void *pa = head, *pb = at(pa, half, type);
+
+	for (; i + VW <= half; i += VW) {
+		vf a = v_load(pa, i, type), b = v_load(pb, i, type);
+		vf cs = v_load(c, i, DTYPE_F32), sn = v_load(s, i, DTYPE_F32);
+
+		if (inverse)
+			sn = -sn;
+		v_store(pa, i, type, a * cs - b * sn);
+		v_store(pb, i, type, b * cs + a * sn);
+	}
+	if (i < half) {
+		int64_t n = half - i;
+		vf a = v_load_n(pa, i, type, n), b = v_load_n(pb, i, type, n);
+		vf cs = v_load_n(c, i, DTYPE_F32, n), sn = v_load_n(s, i, DTYPE_F32, n);
+
+		if (inverse)
+			sn = -sn;
+		v_store_n(pa, i, type, a * cs - b * sn, n);
+		v_store_n(pb, i, type, b * cs + a * sn, n);
+	}
+}
+
+/* The same where b is the element after a. */
+VINLINE void rope_pairs(const struct device_rope *r, void *head, const float *c, const float *s, bool inverse,
+                        enum dtype type)
+{
+	for (int64_t i = 0; i < r->rotary_dim / 2; i++) {
+		float a = s_load(head, 2 * i, type), b = s_load(head, 2 * i + 1, type),
+		      sn = inverse ? -s[i] : s[i];
+
+		s_store(head, 2 * i, type, a * c[i] - b * sn);
+		s_store(head, 2 * i + 1, type, b * c[i] + a * sn);
+	}
+}
+
+VINLINE void rope_rows(const struct device_rope *r, void *x, int64_t lo, int64_t hi, bool inverse,
                        enum dtype type)
 {
-	int64_t half = rotary_dim / 2;
+	int64_t half = r->rotary_dim / 2;
 
 	for (int64_t t = lo; t < hi; t++) {
-		const float *c = cos_table + positions[t] * half, *s = sin_table + positions[t] * half;
+		const float *c = r->cos + r->positions[t] * half, *s = r->sin + r->positions[t] * half;
 
-		for (int h = 0; h < heads; h++) {
-			void *pa = at(x, t * ld + (int64_t)h * head_dim, type), *pb = at(pa, half, type);
-			int64_t i = 0;
+		for (int h = 0; h < r->heads; h++) {
+			void *head = at(x, t * r->ld + (int64_t)h * r->head_dim, type);
 
-			for (; i + VW <= half; i += VW) {
-				vf a = v_load(pa, i, type), b = v_load(pb, i, type);
-				vf cs = v_load(c, i, DTYPE_F32), sn = v_load(s, i, DTYPE_F32);
-
-				if (inverse)
-					sn = -sn;
-				v_store(pa, i, type, a * cs - b * sn);
-				v_store(pb, i, type, b * cs + a * sn);
-			}
-			if (i < half) {
-				int64_t n = half - i;
-				vf a = v_load_n(pa, i, type, n), b = v_load_n(pb, i, type, n);
-				vf cs = v_load_n(c, i, DTYPE_F32, n), sn = v_load_n(s, i, DTYPE_F32, n);
-
-				if (inverse)
-					sn = -sn;
-				v_store_n(pa, i, type, a * cs - b * sn, n);
-				v_store_n(pb, i, type, b * cs + a * sn, n);
-			}
+			if (r->interleaved)
+				rope_pairs(r, head, c, s, inverse, type);
+			else
+				rope_halves(r, head, c, s, inverse, type);
 		}
 	}
 }
 
-void KERNEL(rope)(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
-                  const int32_t *positions, const float *cos_table, const float *sin_table, int64_t tokens,
-                  bool inverse, enum dtype type)
+void KERNEL(rope)(struct device *dev, const struct device_rope *r, void *x, bool inverse)
 {
-#pragma omp parallel num_threads(dev->threads) if (tokens * heads * head_dim > PARALLEL_MIN)
+#pragma omp parallel num_threads(dev->threads) if (r->tokens * r->heads * r->head_dim > PARALLEL_MIN)
 	{
 		int64_t lo, hi;
 
-		parallel_part(tokens, 1, &lo, &hi);
-		WITH_TYPE(type, rope_rows(x, ld, heads, head_dim, rotary_dim, positions, cos_table, sin_table,
-		                          lo, hi, inverse, TYPE));
+		parallel_part(r->tokens, 1, &lo, &hi);
+		WITH_TYPE(r->type, rope_rows(r, x, lo, hi, inverse, TYPE));
 	}
 }

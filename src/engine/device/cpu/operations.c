@@ -101,12 +101,14 @@ void device_layernorm_backward(struct device *dev, const struct device_norm *n, 
 	dev->kernels->layernorm_backward(dev, n, d_x, accumulate, d_w, d_y, x, statistics, w);
 }
 
-void device_rope(struct device *dev, void *x, int64_t ld, int heads, int head_dim, int rotary_dim,
-                 const int32_t *positions, const float *cos_table, const float *sin_table, int64_t tokens,
-                 bool inverse, enum dtype type)
+void device_rope(struct device *dev, const struct device_rope *r, void *x)
 {
-	dev->kernels->rope(dev, x, ld, heads, head_dim, rotary_dim, positions, cos_table, sin_table, tokens,
-	                   inverse, type);
+	dev->kernels->rope(dev, r, x, false);
+}
+
+void device_rope_inverse(struct device *dev, const struct device_rope *r, void *x)
+{
+	dev->kernels->rope(dev, r, x, true);
 }
 
 void device_qk_norm_rope(struct device *dev, const struct device_qk_norm *n, void *y, float *rstd,
