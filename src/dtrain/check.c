@@ -146,15 +146,19 @@ static void check_model(struct check *k)
 	if (k->c->model.path && file_exists(path) && !is_directory(path))
 		r = error_set(&err, -ENOTDIR, "%s is not a directory", path);
 	if (r < 0 || (r = model_config_read(path, &model, &err)) < 0 ||
-	    (r = hf_choose_head(&model, k->c->task == RUN_REWARD, path, &err)) < 0 ||
+	    (r = options_choose_head(k->c, &model, path, &err)) < 0 ||
 	    (k->c->model.path && (r = check_weights(path, &model, &err)) < 0))
 		print_wrong(k, key, &err);
 	else
-		print_good(k, "model", "%s: %s, %d layers, %s%s", path, model.family, model.layers,
+		print_good(k, "model", "%s: %s, %d layers, %s%s%s", path, model.family, model.layers,
 		           model_size_words(size, sizeof(size), &model),
 		           !k->c->model.path ? ", from random weights"
 		           : model.new_head  ? ", with a new score head"
-		                             : "");
+		                             : "",
+		           model.multimodal
+		               ? ", the language model of a multimodal one, whose other parts stay as "
+		                 "they are"
+		               : "");
 	if (r < 0)
 		return;
 	before = k->wrong;

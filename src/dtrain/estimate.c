@@ -212,7 +212,7 @@ static int read_subject(struct subject *s, const char *path, const char *const *
 	if (!model)
 		return error_oom(err);
 	if ((r = model_config_read(model, &s->model, err)) < 0 ||
-	    (r = hf_choose_head(&s->model, s->config->task == RUN_REWARD, model, err)) < 0)
+	    (r = options_choose_head(s->config, &s->model, model, err)) < 0)
 		return r;
 	r = options_train(s->config, &s->options, err);
 	return r < 0 ? r : options_other_model(s->config, &s->other, &s->options, err);
@@ -607,7 +607,7 @@ int estimate_refuse(struct client *client, const json_t *config)
 		return 0;
 	if (model_config_read(model, &s.model, &err) < 0)
 		return client_fail(EXIT_FAILURE, "%s", err.message);
-	if (hf_choose_head(&s.model, s.config->task == RUN_REWARD, model, &err) < 0 ||
+	if (options_choose_head(s.config, &s.model, model, &err) < 0 ||
 	    options_train(s.config, &s.options, &err) < 0)
 		return 0;
 	if (take_other(&s, &err) < 0)

@@ -291,6 +291,17 @@ int options_other_model(const struct run_config *c, struct model_config *other, 
 	return 0;
 }
 
+int options_choose_head(const struct run_config *c, struct model_config *model, const char *where,
+                        struct error *err)
+{
+	if (model->multimodal && !c->model.path)
+		return error_set(err, -EINVAL,
+		                 "%s is that of a multimodal model, which is trained from files: name its "
+		                 "directory with model.path; expected the config.json of a model of text",
+		                 where);
+	return hf_choose_head(model, c->task == RUN_REWARD, where, err);
+}
+
 int64_t options_row_tokens(const struct run_config *c)
 {
 	return c->data.max_length + (run_task_rewards(c->task) ? run_config_policy(c)->max_new_tokens : 0);

@@ -18,6 +18,10 @@ int options_train(const struct run_config *c, struct train_options *out, struct 
  * model into *other, which *out then borrows. 0 where it has none. */
 int options_other_model(const struct run_config *c, struct model_config *other, struct train_options *out,
                         struct error *err);
+/* hf_choose_head for the model of the run, which is the config.json `where`; a multimodal one has to have
+ * files. */
+int options_choose_head(const struct run_config *c, struct model_config *model, const char *where,
+                        struct error *err);
 /* The key of that model and its directory; NULL: the run has none. */
 const char *options_other_key(const struct run_config *c);
 const char *options_other_path(const struct run_config *c);

@@ -41,6 +41,22 @@ static int list_modules(struct training *t, struct error *err)
 	return r;
 }
 
+/* In a multimodal model other parts may have modules of the same names, so that the adapter's are named by a
+ * regular expression. */
+static int make_pattern(struct training *t, struct error *err)
+{
+	_cleanup_strbuf_ struct strbuf b = {0};
+
+	strbuf_adds(&b, "model\\.language_model\\..*\\.(");
+	for (char **name = t->targets; *name; name++)
+		strbuf_addf(&b, "%s%s", name > t->targets ? "|" : "", *name);
+	strbuf_adds(&b, ")");
+	if (b.failed)
+		return error_oom(err);
+	t->target_pattern = strbuf_steal(&b);
+	return 0;
+}
+
 int training_describe_adapter(struct training *t, struct error *err)
 {
 	const struct model_tuning *tuning = &t->options.tuning;
@@ -49,13 +65,17 @@ int training_describe_adapter(struct training *t, struct error *err)
 	double alpha = tuning_scale(tuning) * (tuning->rslora ? sqrt((double)rank) : (double)rank);
 	int r = trainer_layout(t->trainer)->adapts ? list_modules(t, err) : 0;
 
+	if (r == 0 && t->model.multimodal && t->targets && t->targets[0])
+		r = make_pattern(t, err);
+
 	t->adapter = (struct peft_config){.rank = rank,
 	                                  .alpha = rank == tuning->rank ? tuning->alpha : alpha,
 	                                  .dropout = tuning->dropout,
 	                                  .rslora = tuning->rslora,
 	                                  .dora = tuning->dora,
 	                                  .fan_in_fan_out = t->model.transposed,
-	                                  .targets = t->targets,
+	                                  .targets = t->target_pattern ? NULL : t->targets,
+	                                  .target_pattern = t->target_pattern,
 	                                  .modules_to_save = t->whole,
 	                                  .base_model = t->c->model.path,
 	                                  .task_type = (char *)(t->model.scores ? "SEQ_CLS" : "CAUSAL_LM")};

@@ -73,7 +73,7 @@ static int compare_adapters(const struct training *t, const struct peft_config *
 	const struct peft_config *now = &t->adapter;
 	const char *path = saver_resume_path(t->saver);
 	/* What is stored of PiSSA has twice the rank, and its own alpha. */
-	bool stored = t->options.tuning.rank != now->rank;
+	bool stored = t->options.tuning.rank != now->rank, same_targets;
 
 	if (saved->rank != now->rank)
 		return differs(t, err, stored ? "an adapter rank of" : "lora.rank", (double)saved->rank,
@@ -88,14 +88,15 @@ static int compare_adapters(const struct training *t, const struct peft_config *
 		                 path, saved->rslora != now->rslora ? "rslora" : "dora",
 		                 (saved->rslora != now->rslora ? saved->rslora : saved->dora) ? "true"
 		                                                                              : "false");
-	if (!same_names(saved->targets, now->targets) ||
-	    !same_names(saved->modules_to_save, now->modules_to_save))
+	same_targets = same_names(saved->targets, now->targets) &&
+	               str_eq(saved->target_pattern ? saved->target_pattern : "",
+	                      now->target_pattern ? now->target_pattern : "");
+	if (!same_targets || !same_names(saved->modules_to_save, now->modules_to_save))
 		return error_set(
 		    err, -EINVAL,
 		    "%s was saved with other modules of lora.%s; expected those of its %s, another "
 		    "output.dir, or output.resume = \"never\"",
-		    path, same_names(saved->targets, now->targets) ? "modules_to_save" : "target",
-		    PEFT_CONFIG_FILE);
+		    path, same_targets ? "modules_to_save" : "target", PEFT_CONFIG_FILE);
 	return 0;
 }
 

@@ -45,6 +45,7 @@ static void training_free(struct training *t)
 	token_list_free(&t->ends);
 	device_destroyp(&t->dev);
 	str_list_free(t->targets);
+	free(t->target_pattern);
 	str_list_free(t->whole);
 	free(t->config);
 	free(t->tokenizer);
@@ -438,7 +439,7 @@ static int read_model_config(struct training *t, struct error *err)
 
 	if (r < 0 && t->c->model.path)
 		checkpoint_say_elsewhere(t->c->model.path, err);
-	return r < 0 ? r : hf_choose_head(&t->model, t->c->task == RUN_REWARD, t->config, err);
+	return r < 0 ? r : options_choose_head(t->c, &t->model, t->config, err);
 }
 
 static int read_other(struct training *t, struct error *err)

@@ -53,6 +53,7 @@ struct training {
 	char *config, *tokenizer;
 	struct peft_config adapter; /* what is saved of it, where the run trains one */
 	char **targets, **whole;    /* its lists of modules */
+	char *target_pattern;       /* in place of the first; NULL: none */
 	char data_name[256];        /* names the files of the data in errors */
 	struct agreement_item inputs[INPUTS];
 	bool settled;

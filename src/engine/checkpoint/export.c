@@ -16,10 +16,14 @@
 #include "engine/checkpoint/output.h"
 #include "engine/checkpoint/peft.h"
 #include "engine/model/families.h"
+#include "engine/model/model_config.h"
+#include "engine/model/multimodal.h"
 
-#define HEAD  "lm_head.weight"
-#define SCORE "score.weight"
-#define PIECE 4096 /* values that are converted at once */
+#define HEAD      "lm_head.weight"
+#define EMBEDDING "model.embed_tokens.weight"
+#define SCORE     "score.weight"
+#define PIECE     4096 /* values that are converted at once */
+#define NAME_SIZE 160
 
 /* A tensor that is written. */
 struct entry {
@@ -37,6 +41,8 @@ struct export
 	struct peft_adapter *adapter;
 	struct entry *entries;
 	size_t n;
+	const struct multimodal *multimodal; /* NULL: it is a model of text */
+	char other[NAME_SIZE];
 	bool untie;
 	bool added; /* the last entry: the embedding or the head, of which the files of a tied model have one
 	             */
@@ -213,7 +219,7 @@ static int find_score(struct export *x, struct error *err)
 static int list_entries(struct export *x, bool tied, const struct family *family, struct error *err)
 {
 	size_t n = safetensors_count(x->model);
-	const struct tensor *head = safetensors_find(x->model, HEAD), *embedding = NULL;
+	const struct tensor *head = hf_find(x->model, HEAD), *embedding = NULL;
 	int r = x->o->adapter ? find_score(x, err) : 0;
 
 	if (r < 0)
@@ -224,18 +230,22 @@ static int list_entries(struct export *x, bool tied, const struct family *family
 	for (size_t i = 0; i < n; i++) {
 		const struct tensor *t = safetensors_at(x->model, i);
 
-		if (!x->score.name || !str_eq(t->name, HEAD))
+		if (!x->score.name || !str_ends(t->name, HEAD))
 			add_entry(x, t->name, t);
-		if (merge_is_embedding_or_head(t->name) && !str_eq(t->name, HEAD))
+		if (merge_is_embedding_or_head(t->name) && !str_ends(t->name, HEAD))
 			embedding = t;
 	}
 	if (x->score.name)
 		add_entry(x, SCORE, &x->score); /* until the adapter is open */
 	else if (x->o->adapter && tied && !head != !embedding) {
+		if (x->multimodal)
+			multimodal_saved_name(x->multimodal->naming, embedding ? HEAD : EMBEDDING, x->other,
+			                      sizeof(x->other));
 		add_entry(x,
-		          embedding                                      ? HEAD
+		          x->multimodal                                  ? x->other
+		          : embedding                                    ? HEAD
 		          : family && family->naming == MODEL_NAMES_GPT2 ? "transformer.wte.weight"
-		                                                         : "model.embed_tokens.weight",
+		                                                         : EMBEDDING,
 		          embedding ? embedding : head);
 		x->added = true;
 	}
@@ -245,16 +255,20 @@ static int list_entries(struct export *x, bool tied, const struct family *family
 static int open_adapter(struct export *x, bool tied, struct error *err)
 {
 	_cleanup_free_ struct hf_parameter *base = calloc(x->n + 1, sizeof(*base));
+	_cleanup_free_ char(*names)[NAME_SIZE] = calloc(x->multimodal ? x->n : 1, sizeof(*names));
 	const struct peft_adapter *a;
 	bool touched = false;
 	int r;
 
-	if (!base)
+	if (!base || !names)
 		return error_oom(err);
 	for (size_t i = 0; i < x->n; i++) {
 		const struct tensor *t = x->entries[i].from;
 
 		base[i] = (struct hf_parameter){.name = x->entries[i].name, .dims = t->dims};
+		/* As an adapter names it. */
+		if (x->multimodal && multimodal_parameter_name(base[i].name, names[i], sizeof(names[i])))
+			base[i].name = names[i];
 		memcpy(base[i].shape, t->shape, sizeof(base[i].shape));
 	}
 	if ((r = peft_adapter_open(x->o->adapter, base, x->n, &x->adapter, err)) < 0 ||
@@ -419,6 +433,7 @@ static int open_model(struct export *x, struct error *err)
 	_cleanup_free_ char *path = str_path_join(x->o->model, "config.json");
 	_cleanup_json_ json_t *config = NULL;
 	const struct family *family;
+	struct model_config language;
 	bool tied;
 	int r;
 
@@ -428,10 +443,16 @@ static int open_model(struct export *x, struct error *err)
 	    (r = safetensors_open(x->o->model, &x->model, err)) < 0)
 		return r;
 	family = family_find(json_get_string(config, "model_type", ""));
+	x->multimodal = multimodal_find(json_get_string(config, "model_type", ""));
 	/* transformers leaves the key out where it has the family's default. Of a family that dtrain does not
 	 * know, the files tell. */
 	tied = json_get_bool(config, "tie_word_embeddings",
 	                     family ? family->tied : !safetensors_find(x->model, HEAD));
+	if (x->multimodal) {
+		if ((r = model_config_read(x->o->model, &language, err)) < 0)
+			return r;
+		tied = language.tied;
+	}
 	if ((r = list_entries(x, tied, family, err)) < 0)
 		return r;
 	return x->o->adapter ? open_adapter(x, tied, err) : 0;

@@ -28,8 +28,11 @@ struct hf_parameter {
  * -EINVAL, with the names of the tensors. `where` names the checkpoint. */
 int hf_check(const struct safetensors *st, const char *where, const struct hf_parameter *parameters, size_t n,
              struct error *err);
+/* Whether these are parameters of a multimodal model's language model: its files may have tensors of other
+ * parts. */
+bool hf_is_multimodal(const struct hf_parameter *parameters, size_t n);
 /* NULL: none. Names are also tried without "model." or "transformer.", which the body of a causal model saved
- * alone lacks. */
+ * alone lacks, and as multimodal_other_name has them. */
 const struct tensor *hf_find(const struct safetensors *st, const char *name);
 /* The same. tied_embedding: the name is that of an embedding to which the head is tied, and lm_head.weight is
  * found where the files have that alone. */

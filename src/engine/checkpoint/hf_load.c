@@ -2,14 +2,18 @@
 /* Finds a model's parameters in safetensors, and refuses what does not fit them. */
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/str.h"
 #include "engine/checkpoint/hf.h"
+#include "engine/model/multimodal.h"
 
 #define HEAD          "lm_head.weight"
 #define NAMED_AT_MOST 4
+#define NAMES_AT_MOST 4 /* of one parameter */
+#define OTHER_NAME    160
 
 /* Adds a name to an error message, which has the first few names and then the number of the others. */
 static void add_name(struct strbuf *b, size_t count, const char *name)
@@ -35,18 +39,32 @@ static const char *body_name(const char *name)
 	return NULL;
 }
 
+/* The i-th other name that files may have for a name. */
+static bool other_name(const char *name, int i, char *buf, size_t size)
+{
+	const char *body = multimodal_is_named(name) ? NULL : body_name(name);
+
+	if (!body)
+		return multimodal_other_name(name, i, buf, size);
+	snprintf(buf, size, "%s", body);
+	return i == 0;
+}
+
 const struct tensor *hf_find(const struct safetensors *st, const char *name)
 {
 	const struct tensor *t = safetensors_find(st, name);
+	char other[OTHER_NAME];
 
-	return t || !body_name(name) ? t : safetensors_find(st, body_name(name));
+	for (int i = 0; !t && other_name(name, i, other, sizeof(other)); i++)
+		t = safetensors_find(st, other);
+	return t;
 }
 
 const struct tensor *hf_find_tied(const struct safetensors *st, const char *name, bool tied_embedding)
 {
 	const struct tensor *t = hf_find(st, name);
 
-	return t || !tied_embedding ? t : safetensors_find(st, HEAD);
+	return t || !tied_embedding ? t : hf_find(st, HEAD);
 }
 
 static const struct tensor *find(const struct safetensors *st, const struct hf_parameter *p)
@@ -58,16 +76,11 @@ static const struct tensor *find(const struct safetensors *st, const struct hf_p
  * layer of a model that ties it to the embedding. */
 static bool harmless(const char *name)
 {
-	return str_eq(name, HEAD) || str_ends(name, ".rotary_emb.inv_freq") ||
+	return str_ends(name, HEAD) || str_ends(name, ".rotary_emb.inv_freq") ||
 	       str_ends(name, ".rotary_emb.cos_cached") || str_ends(name, ".rotary_emb.sin_cached") ||
 	       str_ends(name, ".attn.masked_bias") ||
 	       /* The causal mask of GPT-2. */
 	       str_ends(name, ".attn.bias");
-}
-
-static int name_order(const void *a, const void *b)
-{
-	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
 static int check_missing(const char *path, const struct safetensors *st,
@@ -86,25 +99,48 @@ static int check_missing(const char *path, const struct safetensors *st,
 	return 0;
 }
 
+static int name_order(const void *a, const void *b)
+{
+	return strcmp(a, b);
+}
+
+/* All names under which files may have the parameters, in order; the caller frees them. */
+static int list_names(const struct hf_parameter *parameters, size_t n, char (**out)[OTHER_NAME],
+                      size_t *count, struct error *err)
+{
+	char(*names)[OTHER_NAME] = calloc(n + 1, NAMES_AT_MOST * sizeof(*names));
+	size_t k = 0;
+
+	if (!names)
+		return error_oom(err);
+	for (size_t i = 0; i < n; i++) {
+		snprintf(names[k++], sizeof(*names), "%s", parameters[i].name);
+		for (int j = 0; other_name(parameters[i].name, j, names[k], sizeof(*names)); j++)
+			k++;
+	}
+	qsort(names, k, sizeof(*names), name_order);
+	*out = names;
+	*count = k;
+	return 0;
+}
+
 static int check_extra(const char *path, const struct safetensors *st, const struct hf_parameter *parameters,
                        size_t n, struct error *err)
 {
-	_cleanup_free_ const char **known = calloc(2 * n + 1, sizeof(*known));
+	_cleanup_free_ char(*known)[OTHER_NAME] = NULL;
 	_cleanup_strbuf_ struct strbuf names = {0};
+	bool multimodal = hf_is_multimodal(parameters, n);
 	size_t extra = 0, k = 0;
+	int r = list_names(parameters, n, &known, &k, err);
 
-	if (!known)
-		return error_oom(err);
-	for (size_t i = 0; i < n; i++) {
-		known[k++] = parameters[i].name;
-		if (body_name(parameters[i].name))
-			known[k++] = body_name(parameters[i].name);
-	}
-	qsort(known, k, sizeof(*known), name_order);
+	if (r < 0)
+		return r;
 	for (size_t i = 0; i < safetensors_count(st); i++) {
 		const char *name = safetensors_at(st, i)->name;
+		char ours[OTHER_NAME];
 
-		if (!bsearch(&name, known, k, sizeof(*known), name_order) && !harmless(name))
+		if (!bsearch(name, known, k, sizeof(*known), name_order) && !harmless(name) &&
+		    (!multimodal || multimodal_parameter_name(name, ours, sizeof(ours))))
 			add_name(&names, extra++, name);
 	}
 	add_more(&names, extra);
@@ -113,6 +149,11 @@ static int check_extra(const char *path, const struct safetensors *st, const str
 		                 "%s: %zu tensors that the model's config.json has no place for: %s", path,
 		                 extra, names.data ? names.data : "");
 	return 0;
+}
+
+bool hf_is_multimodal(const struct hf_parameter *parameters, size_t n)
+{
+	return n > 0 && multimodal_is_named(parameters[0].name);
 }
 
 static int check_shape(const char *path, const struct tensor *t, const struct hf_parameter *p,
@@ -167,7 +208,7 @@ static int compare_values(const struct safetensors *st, const struct tensor *a, 
 static int check_tied(const struct safetensors *st, const char *where, const char *embedding,
                       struct error *err)
 {
-	const struct tensor *t = hf_find(st, embedding), *head = safetensors_find(st, HEAD);
+	const struct tensor *t = hf_find(st, embedding), *head = hf_find(st, HEAD);
 	bool same = false;
 	int r;
 

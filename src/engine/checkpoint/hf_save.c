@@ -9,6 +9,7 @@
 #include "base/str.h"
 #include "engine/checkpoint/hf.h"
 #include "engine/checkpoint/peft.h"
+#include "engine/model/multimodal.h"
 
 #define CONFIG            "config.json"
 #define GENERATION_CONFIG "generation_config.json"
@@ -18,6 +19,10 @@ static const char *const tokenizer_files[] = {
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",  "vocab.json",
     "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json",
 };
+
+/* Of a model that also takes images. */
+static const char *const processor_files[] = {"processor_config.json", "preprocessor_config.json",
+                                              "video_preprocessor_config.json"};
 
 static const struct {
 	const char *model_type, *architecture, *scores; /* NULL: transformers has none */
@@ -73,6 +78,12 @@ int hf_choose_head(struct model_config *c, bool scores, const char *where, struc
 		return hf_refuse_scores(where, false, err);
 	if (!scores)
 		return 0;
+	if (c->multimodal)
+		return error_set(
+		    err, -ENOTSUP,
+		    "%s is a multimodal model, of which no reward model is made; expected one of "
+		    "text alone",
+		    where);
 	if (!hf_architecture(c->family, true))
 		return error_set(err, -ENOTSUP,
 		                 "%s: transformers has no sequence classification of the family %s, in "
@@ -138,12 +149,23 @@ static int add_scores(json_t *config, struct error *err)
 	return r;
 }
 
+/* Where the ids of special tokens are: a multimodal model has them in the configuration of its language
+ * model. */
+static json_t *language_config(const json_t *config)
+{
+	json_t *text = json_object_get(config, "text_config");
+
+	return json_is_object(text) ? text : (json_t *)config;
+}
+
 static int save_config(const char *directory, const struct hf_save_options *o, json_t **out,
                        struct error *err)
 {
 	_cleanup_free_ char *path = str_path_join(directory, CONFIG);
 	_cleanup_json_ json_t *config = NULL;
 	const char *architecture;
+	const struct multimodal *whole;
+	json_t *text;
 	int r;
 
 	if (!path)
@@ -153,7 +175,9 @@ static int save_config(const char *directory, const struct hf_save_options *o, j
 		return r;
 	if (!json_is_object(config))
 		return error_set(err, -EINVAL, "%s: not a JSON object", o->config);
-	architecture = hf_architecture(json_get_string(config, "model_type", ""), false);
+	whole = multimodal_find(json_get_string(config, "model_type", ""));
+	architecture =
+	    whole ? whole->architecture : hf_architecture(json_get_string(config, "model_type", ""), false);
 	if (o->scores && (r = add_scores(config, err)) < 0)
 		return r;
 	if (!json_array_size(json_object_get(config, "architectures")) && architecture)
@@ -165,9 +189,10 @@ static int save_config(const char *directory, const struct hf_save_options *o, j
 		json_object_set_new(config, "dtype", json_string(dtype_name(o->type)));
 	/* What is written is not quantized. */
 	json_object_del(config, "quantization_config");
-	set_default_id(config, "bos_token_id", o->bos);
-	set_default_id(config, "eos_token_id", o->eos);
-	set_default_id(config, "pad_token_id", o->pad);
+	text = language_config(config);
+	set_default_id(text, "bos_token_id", o->bos);
+	set_default_id(text, "eos_token_id", o->eos);
+	set_default_id(text, "pad_token_id", o->pad);
 	if ((r = json_write_file(path, config, 2, true, err)) < 0)
 		return r;
 	*out = steal_pointer(config);
@@ -247,7 +272,7 @@ static int save_generation_config(const char *directory, const struct hf_save_op
 		return error_oom(err);
 	}
 	for (size_t i = 0; i < ARRAY_SIZE(keys) && !copied; i++) {
-		json_t *v = json_object_get(config, keys[i]);
+		json_t *v = json_object_get(language_config(config), keys[i]);
 
 		if (v && !json_is_null(v))
 			json_object_set(generation, keys[i], v);
@@ -329,8 +354,20 @@ static int save_chat_template(const char *directory, const char *source, struct 
 	return path ? file_write_atomic(path, source, strlen(source), 0644, err) : error_oom(err);
 }
 
+static int copy_processor(const char *directory, const char *source, struct error *err)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(processor_files) && r == 0 && source; i++)
+		r = copy_where_present(source, directory, processor_files[i], err);
+	return r;
+}
+
 bool hf_saves(const char *name)
 {
+	for (size_t i = 0; i < ARRAY_SIZE(processor_files); i++)
+		if (str_eq(name, processor_files[i]))
+			return true;
 	for (size_t i = 0; i < ARRAY_SIZE(tokenizer_files); i++)
 		if (str_eq(name, tokenizer_files[i]))
 			return true;
@@ -346,7 +383,8 @@ int hf_save_files(const char *directory, const struct hf_save_options *o, struct
 	               : save_config(directory, o, &config, err);
 	if (r < 0 || (!config && (r = hf_save_stops(directory, o->stops, o->n_stops, err)) < 0) ||
 	    (config && ((!o->scores && (r = save_generation_config(directory, o, config, err)) < 0) ||
-	                (r = copy_code(directory, o->source, config, err)) < 0)))
+	                (r = copy_code(directory, o->source, config, err)) < 0 ||
+	                (r = copy_processor(directory, o->source, err)) < 0)))
 		return r;
 	r = o->tokenizer ? hf_save_tokenizer(directory, o->tokenizer, err) : 0;
 	return r == 0 && o->chat_template ? save_chat_template(directory, o->chat_template, err) : r;

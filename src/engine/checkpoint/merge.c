@@ -147,7 +147,7 @@ int merge_check(const struct peft_adapter *a, const char *directory, struct erro
 bool merge_is_embedding_or_head(const char *weight)
 {
 	return str_ends(weight, "embed_tokens.weight") || str_ends(weight, "wte.weight") ||
-	       str_eq(weight, "lm_head.weight");
+	       str_ends(weight, "lm_head.weight");
 }
 
 int merge_row(struct merge *m, int64_t row, float *out, struct error *err)

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/str.h"
+#include "engine/model/multimodal.h"
 
 #define PREFIX "base_model.model."
 #define NONE   SIZE_MAX
@@ -82,23 +83,28 @@ static int by_name(const void *a, const void *b)
 	              (*(const struct hf_parameter *const *)b)->name);
 }
 
+static size_t find_name(const struct opening *o, const char *name)
+{
+	const struct hf_parameter key = {.name = name}, *k = &key;
+	const struct hf_parameter **hit = bsearch(&k, o->sorted, o->n_base, sizeof(*o->sorted), by_name);
+
+	return hit ? (size_t)(*hit - o->base) : NONE;
+}
+
 /* The index of a tensor of the base, or NONE. The body of a causal model that was saved alone lacks the first
- * part of its names. */
+ * part of its names; and the language model of a multimodal one had other names before. */
 static size_t find_base(const struct opening *o, const char *name)
 {
 	static const char *const bodies[] = {"", "model.", "transformer."};
+	char now[160];
+	size_t found = NONE;
 
-	for (size_t i = 0; o->base && i < ARRAY_SIZE(bodies); i++) {
-		const struct hf_parameter key = {.name = name + strlen(bodies[i])}, *k = &key;
-		const struct hf_parameter **hit =
-		    str_starts(name, bodies[i])
-		        ? bsearch(&k, o->sorted, o->n_base, sizeof(*o->sorted), by_name)
-		        : NULL;
-
-		if (hit)
-			return (size_t)(*hit - o->base);
-	}
-	return NONE;
+	for (size_t i = 0; o->base && found == NONE && i < ARRAY_SIZE(bodies); i++)
+		if (str_starts(name, bodies[i]))
+			found = find_name(o, name + strlen(bodies[i]));
+	if (o->base && found == NONE && multimodal_parameter_name(name, now, sizeof(now)))
+		found = find_name(o, now);
+	return found;
 }
 
 static struct peft_module *find_module(struct peft_adapter *a, const char *name)

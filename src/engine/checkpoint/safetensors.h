@@ -103,6 +103,11 @@ struct safetensors_layout {
 };
 int safetensors_layout(const char *stem, const struct tensor_source *tensors, size_t n,
                        uint64_t max_shard_bytes, struct safetensors_layout *out, struct error *err);
+/* Moves the files of another layout behind those of l, whose tensors are `first`, and makes an index of all.
+ * `added` keeps its places, which name the files of l then. */
+int safetensors_layout_join(struct safetensors_layout *l, const struct tensor_source *first, size_t n_first,
+                            struct safetensors_layout *added, const struct tensor_source *second,
+                            size_t n_second, struct error *err);
 void safetensors_layout_free(struct safetensors_layout *l); /* {0}, and after a failure, too */
 /* Writes the index, where there is one. */
 int safetensors_write_index(const char *directory, const char *stem, const struct safetensors_layout *l,

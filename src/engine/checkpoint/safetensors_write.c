@@ -99,23 +99,60 @@ void safetensors_layout_free(struct safetensors_layout *l)
 	*l = (struct safetensors_layout){0};
 }
 
-static int make_index(const char *stem, const struct tensor_source *tensors, size_t n,
-                      struct safetensors_layout *l, struct error *err)
+/* Adds the tensors of a layout to the map of an index. */
+static int map_tensors(json_t *map, const struct tensor_source *tensors, size_t n,
+                       const struct safetensors_layout *l, uint64_t *total, struct error *err)
 {
-	_cleanup_json_ json_t *map = json_object();
-	uint64_t total = 0;
-
-	if (!map)
-		return error_oom(err);
 	for (size_t i = 0; i < n; i++) {
-		total += source_bytes(&tensors[i]);
+		*total += source_bytes(&tensors[i]);
 		if (json_object_set_new(map, tensors[i].name, json_string(l->files[l->places[i].file].name)) <
 		    0)
 			return error_oom(err);
 	}
+	return 0;
+}
+
+static int set_index(struct safetensors_layout *l, json_t *map, uint64_t total, struct error *err)
+{
+	json_decref(l->index);
 	l->index =
 	    json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)total, "weight_map", map);
 	return l->index ? 0 : error_oom(err);
+}
+
+static int make_index(const struct tensor_source *tensors, size_t n, struct safetensors_layout *l,
+                      struct error *err)
+{
+	_cleanup_json_ json_t *map = json_object();
+	uint64_t total = 0;
+	int r = map ? map_tensors(map, tensors, n, l, &total, err) : error_oom(err);
+
+	return r < 0 ? r : set_index(l, map, total, err);
+}
+
+int safetensors_layout_join(struct safetensors_layout *l, const struct tensor_source *first, size_t n_first,
+                            struct safetensors_layout *added, const struct tensor_source *second,
+                            size_t n_second, struct error *err)
+{
+	_cleanup_json_ json_t *map = json_object();
+	struct safetensors_output *files;
+	uint64_t total = 0;
+	int r = map ? 0 : error_oom(err);
+
+	if (r < 0 || (r = map_tensors(map, first, n_first, l, &total, err)) < 0 ||
+	    (r = map_tensors(map, second, n_second, added, &total, err)) < 0 ||
+	    (r = set_index(l, map, total, err)) < 0)
+		return r;
+	files = realloc(l->files, (l->n_files + added->n_files) * sizeof(*files));
+	if (!files)
+		return error_oom(err);
+	l->files = files;
+	memcpy(files + l->n_files, added->files, added->n_files * sizeof(*files));
+	for (size_t i = 0; i < n_second; i++)
+		added->places[i].file += l->n_files;
+	l->n_files += added->n_files;
+	added->n_files = 0;
+	return 0;
 }
 
 int safetensors_layout(const char *stem, const struct tensor_source *tensors, size_t n,
@@ -147,7 +184,7 @@ int safetensors_layout(const char *stem, const struct tensor_source *tensors, si
 		if (r < 0)
 			return r;
 	}
-	return l->n_files > 1 ? make_index(stem, tensors, n, l, err) : 0;
+	return l->n_files > 1 ? make_index(tensors, n, l, err) : 0;
 }
 
 static int write_file(const char *path, const struct safetensors_output *file,

@@ -8,6 +8,12 @@
 #include <string.h>
 
 #include "base/str.h"
+#include "engine/model/multimodal.h"
+
+/* The stems of the files of a multimodal model. None of them is model.safetensors, which transformers takes
+ * for the whole where it is there. */
+#define LANGUAGE_PART "model-language"
+#define OTHER_PARTS   "model-others"
 
 const char *save_plan_kind(enum parameter_state which)
 {
@@ -66,7 +72,20 @@ struct builder {
 	const struct parameter_access *access;
 	const struct save_plan_options *o;
 	struct save_plan *plan;
+	struct tensor_source *sources; /* of the model's files */
+	size_t n_sources;
+	/* Of other parts of the model, and where they lie. */
+	const struct tensor **others;
+	size_t n_others;
+	struct safetensors_layout added;
 };
+
+static void builder_free(struct builder *b)
+{
+	free(b->sources);
+	free(b->others);
+	safetensors_layout_free(&b->added);
+}
 
 /* Whether a file of the model, or of the adapter, has it: of a model with adapters only what is trained. */
 static bool is_saved(const struct model_layout *layout, const struct model_parameter *p)
@@ -74,26 +93,69 @@ static bool is_saved(const struct model_layout *layout, const struct model_param
 	return !p->in_state && (!layout->adapts || !p->frozen);
 }
 
+bool save_plan_needs_whole(const struct parameter_access *access)
+{
+	const struct model_layout *layout = access->layout;
+
+	return !layout->adapts && layout->parameters > 0 && multimodal_is_named(layout->parameter[0].name);
+}
+
+/* Behind the language model's files those of the other parts, whose tensors stay what they are; what was
+ * quantized has the type of the other weights. Rank 0 alone knows them. */
+static int lay_out_others(struct builder *b, struct error *err)
+{
+	const struct safetensors *whole = b->o->whole;
+	size_t most = whole ? safetensors_count(whole) : 0;
+	_cleanup_free_ struct tensor_source *sources = calloc(most + 1, sizeof(*sources));
+	char ours[160];
+	int r;
+
+	b->others = calloc(most + 1, sizeof(*b->others));
+	if (!sources || !b->others)
+		return error_oom(err);
+	for (size_t i = 0; i < most; i++) {
+		const struct tensor *t = safetensors_at(whole, i);
+		struct tensor_source *s = &sources[b->n_others];
+
+		if (multimodal_parameter_name(t->name, ours, sizeof(ours)))
+			continue;
+		*s = (struct tensor_source){.name = t->name, .type = t->type, .dims = t->dims};
+		if (t->type == TENSOR_NF4)
+			s->type = tensor_type_of(b->o->type);
+		memcpy(s->shape, t->shape, sizeof(s->shape));
+		b->others[b->n_others++] = t;
+	}
+	r = safetensors_layout(OTHER_PARTS, sources, b->n_others, b->o->max_shard_bytes, &b->added, err);
+	return r < 0 ? r
+	             : safetensors_layout_join(&b->plan->model, b->sources, b->n_sources, &b->added, sources,
+	                                       b->n_others, err);
+}
+
 static int lay_out_model(struct builder *b, struct error *err)
 {
 	const struct model_layout *layout = b->access->layout;
-	_cleanup_free_ struct tensor_source *sources =
-	    calloc((size_t)layout->parameters + 1, sizeof(*sources));
-	size_t n = 0;
+	const char *stem = layout->adapts                     ? "adapter_model"
+	                   : save_plan_needs_whole(b->access) ? LANGUAGE_PART
+	                                                      : "model";
+	int r;
 
-	if (!sources)
+	b->sources = calloc((size_t)layout->parameters + 1, sizeof(*b->sources));
+	if (!b->sources)
 		return error_oom(err);
 	for (int i = 0; i < layout->parameters; i++) {
 		const struct model_parameter *p = &layout->parameter[i];
+		struct tensor_source *s = &b->sources[b->n_sources];
 
 		if (!is_saved(layout, p))
 			continue;
-		sources[n] = (struct tensor_source){
+		*s = (struct tensor_source){
 		    .name = p->saved, .type = tensor_type_of(b->o->type), .dims = p->dims};
-		memcpy(sources[n++].shape, p->shape, (size_t)p->dims * sizeof(*p->shape));
+		memcpy(s->shape, p->shape, (size_t)p->dims * sizeof(*p->shape));
+		b->n_sources++;
 	}
-	return safetensors_layout(layout->adapts ? "adapter_model" : "model", sources, n,
-	                          layout->adapts ? UINT64_MAX : b->o->max_shard_bytes, &b->plan->model, err);
+	r = safetensors_layout(stem, b->sources, b->n_sources,
+	                       layout->adapts ? UINT64_MAX : b->o->max_shard_bytes, &b->plan->model, err);
+	return r < 0 || !save_plan_needs_whole(b->access) || b->o->rank != 0 ? r : lay_out_others(b, err);
 }
 
 static void add_piece(struct save_plan *plan, enum parameter_state which, const struct model_parameter *p,
@@ -130,6 +192,26 @@ static void add_weights(struct builder *b)
 		plan->pieces[plan->n - 1].file = plan->model.places[place - 1].file;
 		plan->pieces[plan->n - 1].offset =
 		    plan->model.places[place - 1].offset + (uint64_t)first * dtype_size(b->o->type);
+	}
+}
+
+/* Another part is no rank's: rank 0 copies it from the files that the model was read from. */
+static void add_others(struct builder *b)
+{
+	struct save_plan *plan = b->plan;
+
+	for (size_t i = 0; i < b->n_others; i++) {
+		const struct tensor *t = b->others[i];
+		int64_t n = tensor_elements(t);
+
+		plan->pieces[plan->n++] = (struct save_piece){
+		    .other = t,
+		    .n = n,
+		    .type = b->o->type,
+		    .file = b->added.places[i].file,
+		    .offset = b->added.places[i].offset,
+		    .bytes = t->type == TENSOR_NF4 ? (size_t)n * dtype_size(b->o->type) : t->bytes,
+		    .name = t->name};
 	}
 }
 
@@ -220,7 +302,7 @@ int save_plan_create(const struct parameter_access *access, const struct save_pl
                      struct save_plan **out, struct error *err)
 {
 	_cleanup_(save_plan_freep) struct save_plan *plan = calloc(1, sizeof(*plan));
-	struct builder b = {access, options, plan};
+	_cleanup_(builder_free) struct builder b = {.access = access, .o = options, .plan = plan};
 	int r;
 
 	if (!plan)
@@ -230,19 +312,20 @@ int save_plan_create(const struct parameter_access *access, const struct save_pl
 	plan->writes_gathered = options->rank == 0;
 	plan->world_size = options->world_size;
 	plan->state = options->state;
-	plan->pieces = calloc(4 * (size_t)access->layout->parameters + 1, sizeof(*plan->pieces));
-	if (!plan->pieces)
-		return error_oom(err);
 	if ((r = lay_out_model(&b, err)) < 0)
 		return r;
+	plan->pieces = calloc(4 * (size_t)access->layout->parameters + b.n_others + 1, sizeof(*plan->pieces));
+	if (!plan->pieces)
+		return error_oom(err);
 	add_weights(&b);
+	add_others(&b);
 	plan->gathered = options->gathers_model ? plan->n : 0;
 	if (options->state && (r = add_state(&b, err)) < 0)
 		return r;
 	if (options->gathers)
 		plan->gathered = plan->n;
 	for (size_t i = plan->gathered; i < plan->n; i++)
-		plan->bytes += plan->pieces[i].bytes;
+		plan->bytes += plan->pieces[i].other ? 0 : plan->pieces[i].bytes;
 	if ((r = list_files(&b, err)) < 0)
 		return r;
 	*out = steal_pointer(plan);

@@ -28,14 +28,18 @@ struct save_plan_options {
 	bool state;               /* moments, too; else the model alone */
 	bool master;              /* with state: fp32 master weights, too */
 	uint64_t max_shard_bytes; /* of a file of weights; 0: 5 GB */
+	/* On rank 0, of a multimodal model whose language model is saved: files with its other parts, which
+	 * are saved beside it. Borrowed by the plan. */
+	const struct safetensors *whole;
 };
 
 /* What this rank writes, in the order of files and offsets. */
 struct save_piece {
 	enum parameter_state which;
 	const struct model_parameter *parameter;
+	const struct tensor *other; /* of another part of the model, in place of a parameter */
 	int64_t first, n;
-	enum dtype type;
+	enum dtype type; /* of another part: where it was quantized */
 	size_t file;
 	uint64_t offset; /* in the file */
 	size_t bytes;
@@ -60,13 +64,15 @@ struct save_plan {
 	 * the same of them. */
 	size_t gathered;
 	bool writes_gathered; /* this is rank 0 */
-	size_t bytes;         /* of the other pieces */
+	size_t bytes;         /* of the other pieces that are of parameters */
 	/* Behind them. */
 	struct safetensors_layout model, own;
 	char **names;
 	size_t n_names;
 };
 
+/* Whether what is saved is a part of a multimodal model: options->whole is then needed on rank 0. */
+bool save_plan_needs_whole(const struct parameter_access *access);
 int save_plan_create(const struct parameter_access *access, const struct save_plan_options *options,
                      struct save_plan **out, struct error *err);
 void save_plan_free(struct save_plan *plan);

@@ -35,6 +35,8 @@ static int produce(const struct save_plan *plan, const struct parameter_access *
 	char *out = to;
 	int r;
 
+	if (piece->other) /* in NF4 */
+		return to ? tensor_convert(piece->other, first, n, piece->type, to, err) : 0;
 	if (piece->type == DTYPE_F32)
 		return get(plan, access, piece, first, n, to, err);
 	while (n > 0) {
@@ -62,6 +64,8 @@ int save_stage(const struct save_plan *plan, const struct parameter_access *acce
 	int r = wide ? 0 : error_oom(err);
 
 	for (size_t i = plan->gathered; i < plan->n && r == 0; i++) {
+		if (plan->pieces[i].other)
+			continue;
 		r = produce(plan, access, &plan->pieces[i], 0, plan->pieces[i].n, wide, at, err);
 		at += plan->pieces[i].bytes;
 	}
@@ -117,16 +121,17 @@ static int write_piece(struct save_writer *o, int fd, const char *path, struct m
                        const struct save_piece *piece, const char *staged, struct error *err)
 {
 	size_t size = dtype_size(piece->type);
+	const char *values = piece->other && piece->other->type != TENSOR_NF4 ? piece->other->data : staged;
 	uint64_t hash = 0;
 	int r = 0;
 
 	for (size_t at = 0; at < piece->bytes && r == 0; at += MANIFEST_PIECE) {
 		size_t bytes = MIN(piece->bytes - at, MANIFEST_PIECE);
-		const char *data = staged ? staged + at : o->buffer;
+		const char *data = values ? values + at : o->buffer;
 
 		if (o->w.piece && o->next >= o->w.plan->gathered && (r = o->w.piece(o->w.context, err)) < 0)
 			return r;
-		if (!staged)
+		if (!values)
 			r = produce(o->w.plan, o->w.access, piece, (int64_t)(at / size),
 			            (int64_t)(bytes / size), o->wide, o->buffer, err);
 		o->piece = o->next;
@@ -166,9 +171,11 @@ static int write_file(struct save_writer *o, size_t file, const char **staged, s
 		r = write_at(fd, path, 0, from->header, from->header_bytes, err);
 	}
 	for (; o->next < plan->n && plan->pieces[o->next].file == file && r == 0; o->next++) {
-		r = write_piece(o, fd, path, f, &plan->pieces[o->next], *staged, err);
-		if (*staged)
-			*staged += plan->pieces[o->next].bytes;
+		const struct save_piece *piece = &plan->pieces[o->next];
+
+		r = write_piece(o, fd, path, f, piece, piece->other ? NULL : *staged, err);
+		if (*staged && !piece->other)
+			*staged += piece->bytes;
 	}
 	if (r == 0 && fsync(fd) < 0)
 		r = error_errno(err, -errno, "cannot write %s", path);
@@ -270,12 +277,20 @@ int save_writer_gathered(struct save_writer *o, struct error *err)
 	return r;
 }
 
+static bool writes_others(const struct save_plan *plan)
+{
+	for (size_t i = 0; i < plan->n; i++)
+		if (plan->pieces[i].other)
+			return true;
+	return false;
+}
+
 int save_writer_own(struct save_writer *o, const void *values, uint64_t *list_bytes, uint64_t *list_hash,
                     struct error *err)
 {
 	const struct save_plan *plan = o->w.plan;
 	const char *staged = values;
-	int r = staged ? 0 : allocate_buffers(o, err);
+	int r = staged && !writes_others(plan) ? 0 : allocate_buffers(o, err);
 
 	*list_bytes = *list_hash = 0;
 	if (plan->gathers && !plan->writes_gathered)

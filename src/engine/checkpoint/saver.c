@@ -69,6 +69,7 @@ void saver_free(struct saver *s)
 		device_free(s->from.dev, s->records);
 	json_decref(s->history);
 	saver_forget_checkpoint(s);
+	safetensors_close(s->whole);
 	free(s->copy);
 	free(s->shares);
 	places_free(&s->places);
@@ -125,7 +126,8 @@ static struct save_plan_options plan_options(const struct saver *s, bool state)
 	                                  .type = s->from.precision,
 	                                  .state = state,
 	                                  .master = s->from.precision != DTYPE_F32 && s->from.master,
-	                                  .max_shard_bytes = s->o.max_shard_bytes};
+	                                  .max_shard_bytes = s->o.max_shard_bytes,
+	                                  .whole = s->whole};
 }
 
 static int plan_checkpoints(struct saver *s, struct error *err)
@@ -161,6 +163,9 @@ int saver_attach(struct saver *s, const struct saver_contents *contents, struct 
 	                       &s->records, err)) < 0 ||
 	     (r = saver_open_places(s, &s->ranks, err)) < 0 || (r = list_shares(s, err)) < 0 ||
 	     (r = check_shares(s, err)) < 0))
+		return r;
+	if (s->writer && save_plan_needs_whole(&s->from.parameters) &&
+	    (r = safetensors_open(s->o.source, &s->whole, err)) < 0)
 		return r;
 	return plan_checkpoints(s, err);
 }

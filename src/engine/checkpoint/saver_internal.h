@@ -28,14 +28,15 @@ struct saver {
 	struct saver_contents from;
 	char *fingerprint;
 	struct ranks ranks;
-	struct places places;   /* which ranks find the same directory */
-	bool *shares;           /* of each rank: whether that is the directory of rank 0 */
-	bool gathers;           /* rank 0 writes everything */
-	bool local;             /* rank 0 writes the model, and each rank its state, on its node */
-	void *records;          /* device: what the ranks gather while they save */
-	struct save_plan *plan; /* of a checkpoint */
-	void *copy;             /* host: plan->bytes; NULL: not in the background */
-	int64_t saved_step;     /* of the newest checkpoint, -1: none */
+	struct places places;      /* which ranks find the same directory */
+	bool *shares;              /* of each rank: whether that is the directory of rank 0 */
+	bool gathers;              /* rank 0 writes everything */
+	bool local;                /* rank 0 writes the model, and each rank its state, on its node */
+	void *records;             /* device: what the ranks gather while they save */
+	struct safetensors *whole; /* of a multimodal model, on rank 0 */
+	struct save_plan *plan;    /* of a checkpoint */
+	void *copy;                /* host: plan->bytes; NULL: not in the background */
+	int64_t saved_step;        /* of the newest checkpoint, -1: none */
 
 	/* The save that is in progress. */
 	struct saving *saving; /* NULL: none */

@@ -17,6 +17,7 @@
 #include "engine/model/config_experts.h"
 #include "engine/model/config_values.h"
 #include "engine/model/families.h"
+#include "engine/model/multimodal.h"
 
 /* Where the keys of the sizes are those of GPT-2, which transformers also reads. */
 struct size_keys {
@@ -41,7 +42,8 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 	    (r = config_int(o, keys->intermediate, where, 1, 1 << 22,
 	                    f->naming == MODEL_NAMES_GPT2 ? 4 * hidden : -1, &intermediate, err)) < 0 ||
 	    (r = config_int(o, keys->layers, where, 1, MODEL_LAYERS_MAX, -1, &layers, err)) < 0 ||
-	    (r = config_int(o, keys->heads, where, 1, 4096, -1, &heads, err)) < 0)
+	    (r = config_int(o, keys->heads, where, 1, 4096, f->default_heads ? f->default_heads : -1, &heads,
+	                    err)) < 0)
 		return r;
 	/* null stands for the number of heads, an absent key for the family's default. */
 	kv = f->default_kv_heads && keys->kv_heads && !json_object_get(o, keys->kv_heads)
@@ -51,7 +53,8 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 	if ((keys->kv_heads && (r = config_int(o, keys->kv_heads, where, 1, 4096, kv, &kv, err)) < 0) ||
 	    (f->naming != MODEL_NAMES_GPT2 &&
 	     (r = config_int(o, "head_dim", where, 1, 1024, dim, &dim, err)) < 0) ||
-	    (r = config_int(o, "vocab_size", where, 1, 1 << 24, -1, &c->vocab, err)) < 0 ||
+	    (r = config_int(o, "vocab_size", where, 1, 1 << 24, f->default_vocab ? f->default_vocab : -1,
+	                    &c->vocab, err)) < 0 ||
 	    (r = config_int(o, keys->positions, where, 1, INT32_MAX, f->default_positions, &c->max_positions,
 	                    err)) < 0 ||
 	    (r = config_number(o, f->eps_key ? f->eps_key : keys->eps, where, 0, 1,
@@ -462,18 +465,13 @@ static int read_dropout(const json_t *o, const char *where, const struct family 
 	return r;
 }
 
-static int parse_object(const json_t *o, const char *where, struct model_config *c, struct error *err)
+static int parse_family(const json_t *o, const char *type, const char *where, struct model_config *c,
+                        struct error *err)
 {
-	const struct family *f;
-	const char *type;
-	char names[500];
+	const struct family *f = family_find(type);
+	char names[600];
 	int r;
 
-	if (!json_is_object(o))
-		return error_set(err, -EINVAL, "%s: a JSON object is needed", where);
-	if ((r = json_need_string(o, "model_type", where, &type, err)) < 0)
-		return r;
-	f = family_find(type);
 	if (!f)
 		return error_set(err, -EINVAL, "%s: model_type \"%.60s\" is not supported (%s are)", where,
 		                 type, family_names(names, sizeof(names)));
@@ -507,6 +505,50 @@ static int parse_object(const json_t *o, const char *where, struct model_config 
 	c->eos = config_first_id(o, "eos_token_id");
 	c->pad = config_first_id(o, "pad_token_id");
 	return read_head(o, where, c, err);
+}
+
+/* The language model of a multimodal one. Before transformers 4.5x some had its keys among those of the
+ * whole. */
+static int parse_multimodal(const json_t *o, const struct multimodal *whole, const char *where,
+                            struct model_config *c, struct error *err)
+{
+	const json_t *text = config_member(o, "text_config");
+	const char *type = whole->family;
+	char place[300];
+	int r;
+
+	snprintf(place, sizeof(place), "%s%s", where, text ? ": text_config" : "");
+	if (text && !json_is_object(text))
+		return error_set(err, -EINVAL, "%s: an object is needed", place);
+	if (!text && !type)
+		return error_set(err, -EINVAL, "%s: text_config is missing", where);
+	if (!type && (r = json_need_string(text, "model_type", place, &type, err)) < 0)
+		return r;
+	if ((r = parse_family(text ? text : o, type, place, c, err)) < 0 ||
+	    (r = check_quantization(o, where, err)) < 0 ||
+	    (r = config_bool(o, "tie_word_embeddings", where, c->tied, &c->tied, err)) < 0)
+		return r;
+	if (c->scores)
+		return error_set(err, -EINVAL, "%s: a multimodal model of scores is not supported", where);
+	c->multimodal = whole->naming;
+	c->bos = c->bos < 0 ? config_first_id(o, "bos_token_id") : c->bos;
+	c->eos = c->eos < 0 ? config_first_id(o, "eos_token_id") : c->eos;
+	c->pad = c->pad < 0 ? config_first_id(o, "pad_token_id") : c->pad;
+	return 0;
+}
+
+static int parse_object(const json_t *o, const char *where, struct model_config *c, struct error *err)
+{
+	const struct multimodal *whole;
+	const char *type;
+	int r;
+
+	if (!json_is_object(o))
+		return error_set(err, -EINVAL, "%s: a JSON object is needed", where);
+	if ((r = json_need_string(o, "model_type", where, &type, err)) < 0)
+		return r;
+	whole = multimodal_find(type);
+	return whole ? parse_multimodal(o, whole, where, c, err) : parse_family(o, type, where, c, err);
 }
 
 int model_config_parse(const char *text, size_t len, const char *where, struct model_config *out,

@@ -76,6 +76,7 @@ struct family {
 	double window_theta;     /* default of these, 0: as the others */
 	const char *window_theta_key;
 	int64_t default_positions;
+	int64_t default_vocab; /* 0: the key is needed */
 
 	/* Attention. */
 	bool window; /* sliding_window applies to every layer */
@@ -87,6 +88,7 @@ struct family {
 	int window_every;
 	const char *window_every_key;
 	int64_t default_window;       /* -1: none */
+	int default_heads;            /* 0: the key is needed */
 	int head_dim;                 /* default, 0: hidden / heads */
 	int default_kv_heads;         /* 0: as many as heads */
 	double default_query_scalar;  /* query_pre_attn_scalar is honoured; 0: it is not */

@@ -282,7 +282,7 @@ static void part_name(struct model_parameter *p)
 	int n = (int)strlen(p->name) - (int)strlen("weight");
 
 	snprintf(name, sizeof(name), "%.*s", n, p->name);
-	snprintf(p->name, sizeof(p->name), "base_model.model.%.50s%s", name, suffixes[p->part]);
+	snprintf(p->name, sizeof(p->name), "base_model.model.%.80s%s", name, suffixes[p->part]);
 }
 
 static void add_parameter(const struct builder *b, enum parameter_role role, enum parameter_part part,
@@ -305,8 +305,11 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	if (part != PART_WEIGHT)
 		part_name(p);
 	/* PEFT puts its own two levels of modules before the names of what is trained. */
-	snprintf(p->saved, sizeof(p->saved), "%s%s",
-	         l->adapts && part == PART_WEIGHT ? "base_model.model." : "", p->name);
+	if (l->adapts || part != PART_WEIGHT)
+		snprintf(p->saved, sizeof(p->saved), "%s%s", part == PART_WEIGHT ? "base_model.model." : "",
+		         p->name);
+	else
+		role_saved_name(b->c, role, base, expert, p->saved, sizeof(p->saved));
 	p->expert = expert;
 	p->base = base;
 	p->unit = unit;

@@ -70,8 +70,8 @@ enum parameter_part {
 };
 
 struct model_parameter {
-	char name[96];   /* as Hugging Face names it, or for a part of an adapter PEFT */
-	char saved[120]; /* its name in the file that it is saved to */
+	char name[128];  /* as Hugging Face names it, or for a part of an adapter PEFT */
+	char saved[152]; /* its name in the file that it is saved to */
 	enum parameter_role role;
 	enum parameter_part part;
 	int expert; /* whose matrix it is; 0 also where there are no experts */

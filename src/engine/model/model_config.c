@@ -38,6 +38,8 @@ static uint64_t digest_more(const struct model_config *c, uint64_t h)
 	if (c->experts)
 		h = hash_bytes((int[]){c->experts, c->chosen_experts, c->normalized_experts}, 3 * sizeof(int),
 		               h);
+	if (c->multimodal)
+		h = hash_bytes((int[]){(int)c->multimodal}, sizeof(int), h);
 	if (c->scores)
 		h = hash_bytes("scores", strlen("scores"), h);
 	return c->two_ropes ? digest_rope(&c->window_rope, h) : h;

@@ -28,6 +28,14 @@ enum model_naming {
 	MODEL_NAMINGS
 };
 
+/* Where the parameters of a multimodal model's language model are in its files (multimodal.h). */
+enum model_multimodal {
+	MULTIMODAL_NONE, /* it is a model of its own */
+	MULTIMODAL_LLAVA,
+	MULTIMODAL_QWEN2_VL,
+	MULTIMODAL_QWEN3_VL
+};
+
 /* Where the norms of a block are. x is the residual stream, f attention or the MLP. */
 enum model_norm_place {
 	MODEL_NORM_BEFORE, /* x + f(norm(x)) */
@@ -77,6 +85,7 @@ struct model_config {
 	bool values;
 	bool qkv_bias, o_bias, mlp_bias;
 	enum model_naming naming;
+	enum model_multimodal multimodal;
 	bool fused_qkv;  /* q, k and v are one matrix */
 	bool fused_mlp;  /* gate and up are */
 	bool transposed; /* the matrices of a block are stored [in, out] */

@@ -5,6 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/model/multimodal.h"
+
+#define NAME_SIZE 96
+
 static const struct {
 	const char *name; /* below the block, or whole */
 	bool follows;
@@ -223,8 +227,9 @@ const char *role_name(enum parameter_role role)
 	return roles[role].name;
 }
 
-void role_parameter_name(const struct model_config *c, enum parameter_role role, int base, int expert,
-                         char *buf, size_t size)
+/* The name that a model of its own has. */
+static void own_name(const struct model_config *c, enum parameter_role role, int base, int expert, char *buf,
+                     size_t size)
 {
 	const char *block = namings[c->naming].block, *name = namings[c->naming].name[role],
 	           *experts = namings[c->naming].experts;
@@ -247,4 +252,28 @@ void role_parameter_name(const struct model_config *c, enum parameter_role role,
 		n += (size_t)snprintf(buf + n, size - n, "%d.", expert);
 	if (n < size)
 		snprintf(buf + n, size - n, "%s", name);
+}
+
+void role_parameter_name(const struct model_config *c, enum parameter_role role, int base, int expert,
+                         char *buf, size_t size)
+{
+	char name[NAME_SIZE];
+
+	own_name(c, role, base, expert, name, sizeof(name));
+	if (c->multimodal)
+		multimodal_name(name, buf, size);
+	else
+		snprintf(buf, size, "%s", name);
+}
+
+void role_saved_name(const struct model_config *c, enum parameter_role role, int base, int expert, char *buf,
+                     size_t size)
+{
+	char name[NAME_SIZE];
+
+	own_name(c, role, base, expert, name, sizeof(name));
+	if (c->multimodal)
+		multimodal_saved_name(c->multimodal, name, buf, size);
+	else
+		snprintf(buf, size, "%s", name);
 }

@@ -22,3 +22,6 @@ const char *role_name(enum parameter_role role);
  * without its number). */
 void role_parameter_name(const struct model_config *c, enum parameter_role role, int base, int expert,
                          char *buf, size_t size);
+/* The same in the files of a model that are written. */
+void role_saved_name(const struct model_config *c, enum parameter_role role, int base, int expert, char *buf,
+                     size_t size);

@@ -15,8 +15,14 @@ static int read_type(const json_t *rope, const char *place, const struct rope_de
 	static const struct {
 		const char *name;
 		enum rope_type type;
-	} types[] = {{"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},     {"llama3", ROPE_LLAMA3},
-	             {"yarn", ROPE_YARN},       {"longrope", ROPE_LONGROPE}, {"su", ROPE_LONGROPE}};
+	} types[] = {{"default", ROPE_DEFAULT},
+	             {"linear", ROPE_LINEAR},
+	             {"llama3", ROPE_LLAMA3},
+	             {"yarn", ROPE_YARN},
+	             {"longrope", ROPE_LONGROPE},
+	             {"su", ROPE_LONGROPE},
+	             /* Of text alone, whose three positions are the same. */
+	             {"mrope", ROPE_DEFAULT}};
 	const char *key, *type;
 	json_t *v;
 	int r;
