@@ -26,16 +26,24 @@ static const char *const families[] = {
     "\"residual_multiplier\":0.7,\"logits_scaling\":1.5," SIZES,
     "\"model_type\":\"gemma3_text\",\"query_pre_attn_scalar\":16,\"sliding_window\":8," SIZES,
     "\"model_type\":\"llama\",\"attention_bias\":true,\"mlp_bias\":true," SIZES,
+    "\"model_type\":\"glm4\"," SIZES,
+    "\"model_type\":\"qwen3_5_text\",\"linear_num_key_heads\":1,\"linear_num_value_heads\":2,"
+    "\"linear_key_head_dim\":8,\"linear_value_head_dim\":16,\"full_attention_interval\":2," SIZES,
     "\"model_type\":\"qwen3_moe\",\"num_experts\":5,\"num_experts_per_tok\":2,"
     "\"moe_intermediate_size\":24," SIZES,
     "\"model_type\":\"mixtral\",\"num_local_experts\":3," SIZES};
 
 /* Of the families, the last ones. */
-enum { FIRST_WITH_EXPERTS = 10 };
+enum { GLM4 = 10, LINEAR, FIRST_WITH_EXPERTS };
 
 bool has_experts(const struct setup *s)
 {
 	return s->axis[FAMILY] >= FIRST_WITH_EXPERTS;
+}
+
+bool has_linear_attention(const struct setup *s)
+{
+	return s->axis[FAMILY] == LINEAR;
 }
 
 int make_config(const struct setup *s, struct model_config *c, struct error *err)
@@ -70,8 +78,13 @@ static const char *module_name(int family, int which)
 	static const char *const phi3[] = {"qkv_proj", "qkv_proj", "o_proj", "gate_up_proj", "down_proj"};
 
 	static const char *const experts[] = {"q_proj", "v_proj", "o_proj", "k_proj", "o_proj"};
+	static const char *const glm4[] = {"q_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"};
+	static const char *const linear[] = {"in_proj_qkv", "in_proj_z", "out_proj", "gate_proj",
+	                                     "down_proj"};
 
-	return family == 3                    ? gpt2[which]
+	return family == GLM4                 ? glm4[which]
+	       : family == LINEAR             ? linear[which]
+	       : family == 3                  ? gpt2[which]
 	       : family == 6                  ? phi3[which]
 	       : family >= FIRST_WITH_EXPERTS ? experts[which]
 	                                      : llama[which];
@@ -104,6 +117,7 @@ static void name_targets(const struct setup *s, struct names *n)
 
 		snprintf(module, sizeof(module), "%s%s",
 		         family == 3                                 ? ""
+		         : which < 3 && family == LINEAR             ? "linear_attn."
 		         : which < 3 || family >= FIRST_WITH_EXPERTS ? "self_attn."
 		                                                     : "mlp.",
 		         module_name(family, which));
@@ -127,12 +141,18 @@ static void name_targets(const struct setup *s, struct names *n)
 		break;
 	case 4:
 	case 5: /* one block alone */
-		snprintf(module, sizeof(module), "%s%s", family == 3 ? "" : "self_attn.",
+		snprintf(module, sizeof(module), "%s%s",
+		         family == 3        ? ""
+		         : family == LINEAR ? "linear_attn."
+		                            : "self_attn.",
 		         module_name(family, 0));
 		add_name(n, s->axis[TARGET] == 4 ? 0 : last, family, module);
 		break;
 	case 6: /* another matrix in each of two blocks */
-		snprintf(module, sizeof(module), "%s%s", family == 3 ? "" : "self_attn.",
+		snprintf(module, sizeof(module), "%s%s",
+		         family == 3        ? ""
+		         : family == LINEAR ? "linear_attn."
+		                            : "self_attn.",
 		         module_name(family, 1));
 		add_name(n, 0, family, module);
 		snprintf(module, sizeof(module), "%s%s",

@@ -37,7 +37,7 @@ enum { REFUSED = 77 };
 static const struct {
 	const char *name;
 	int values; /* 0 is the plainest */
-} axes[AXES] = {[FAMILY] = {"family", 12},
+} axes[AXES] = {[FAMILY] = {"family", 14},
                 [TIED] = {"tied", 2},
                 [LAYERS] = {"layers", 4},
                 [VOCABULARY] = {"vocabulary", 3},
@@ -256,6 +256,10 @@ static struct tolerance tolerance_of(const struct run *a, const struct run *b)
 	/* Rounding decides for a token between two experts whose weights are nearly the same. */
 	if (has_experts(a->setup) && coarse)
 		t = (struct tolerance){3e-2, 0.2, MAX(t.change, 1), 10};
+	/* From step to step such models magnify rounding: of two runs with other divisions of the batch only
+	 * the losses stay close. In fp32 they have the tolerance of the others. */
+	if (has_linear_attention(a->setup) && coarse)
+		t = (struct tolerance){0.2, 10, 10, 10};
 	if (a->o.fp8)
 		t = (struct tolerance){3e-2, 0.1, MAX(t.change, 1), 10};
 	return t;

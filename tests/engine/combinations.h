@@ -86,6 +86,7 @@ struct lists {
 };
 
 bool has_experts(const struct setup *s);
+bool has_linear_attention(const struct setup *s);
 int make_config(const struct setup *s, struct model_config *c, struct error *err);
 /* lists: names that the options borrow. directory: of offloaded state. */
 void set_options(const struct setup *s, struct train_options *o, struct lists *l, const char *directory);

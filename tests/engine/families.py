@@ -148,7 +148,9 @@ CASES |= {
 # Families whose constructors need nothing but the sizes and what BASE has.
 PLAIN = {name: getattr(transformers, f"{kind}Config") for name, kind in {
     "gemma": "Gemma", "glm": "Glm", "glm4": "Glm4", "ernie4_5": "Ernie4_5", "helium": "Helium", "seed_oss": "SeedOss", "ministral": "Ministral",
-    "exaone4": "Exaone4", "starcoder2": "Starcoder2", "stablelm": "StableLm"}.items()}
+    "exaone4": "Exaone4", "starcoder2": "Starcoder2", "stablelm": "StableLm", "ministral3": "Ministral3"}.items()}
+# Queries are scaled from the eighth token on, and again from the sixteenth.
+SCALED = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
 
 
 def of_family(family, **k):
@@ -169,12 +171,30 @@ CASES |= {
     "ministral, window 6": lambda: of_family("ministral", **shape(64, 4, 2, 24, 88), sliding_window=6),
     "ministral, window in layer 1": lambda: of_family("ministral", **shape(64, 4, 2, 24, 88), sliding_window=6, layer_types=["full_attention", "sliding_attention",
                                                                                                                        "full_attention"]),
+    "ministral3, scaled queries, window 9": lambda: of_family("ministral3", **shape(64, 4, 2, 24, 88), rope_parameters=SCALED, sliding_window=9),
+    "llama, dynamic rope, documents within the context": lambda: llama(**shape(32, 2, 2, 16, 40), rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
     "exaone4, window 5": lambda: of_family("exaone4", **square(4, 2, 16, 88, 4), sliding_window=5),
     "exaone4, no window": lambda: of_family("exaone4", **square(4, 2, 16, 88), sliding_window=None, layer_types=["full_attention"] * 3),
     "starcoder2, window 7": lambda: of_family("starcoder2", **square(4, 2, 16, 88), sliding_window=7),
     "starcoder2, no biases, untied": lambda: of_family("starcoder2", **square(3, 1, 16, 88), use_bias=False, tie_word_embeddings=False),
     "stablelm": lambda: of_family("stablelm", **square(4, 2, 16, 88)),
     "stablelm, biases, half of heads rotated": lambda: of_family("stablelm", **square(4, 2, 16, 88), use_qkv_bias=True, partial_rotary_factor=0.5),
+}
+
+
+def qwen3_5(**k):
+    return transformers.Qwen3_5TextConfig(**BASE, **k)
+
+
+def linear_attention(key_heads, value_heads, key_dim, value_dim, width=4):
+    return dict(linear_num_key_heads=key_heads, linear_num_value_heads=value_heads, linear_key_head_dim=key_dim, linear_value_head_dim=value_dim,
+                linear_conv_kernel_dim=width)
+
+
+CASES |= {
+    "qwen3_5_text": lambda: qwen3_5(**shape(64, 4, 2, 32, 88, 4), **linear_attention(2, 4, 16, 24), tie_word_embeddings=True),
+    "qwen3_5_text, biases, layers in another order": lambda: qwen3_5(**shape(48, 2, 1, 16, 72), **linear_attention(3, 3, 8, 16, 3), attention_bias=True, layer_types=[
+        "full_attention", "linear_attention", "full_attention"]),
 }
 
 
@@ -257,6 +277,14 @@ def random_config(family, r):
             return mixtral(experts, chosen, **(sizes | own_dim), **moe, sliding_window=r.choice([None, 3, 9]))
         moe |= dict(attention_bias=flag(), norm_topk_prob=flag())
         return olmoe(experts, chosen, **sizes, **moe) if family == "olmoe" else qwen3_moe(experts, chosen, r.choice([8, 24, 33, 40]), **(sizes | own_dim), **moe)
+    if family == "qwen3_5_text":
+        heads, factors = r.choice([1, 2, 3]), [f for f in (0.25, 0.5, 1.0) if int(own_dim["head_dim"] * f) % 2 == 0]
+        return qwen3_5(**(sizes | own_dim), **tied, attention_bias=flag(), layer_types=[*(r.choice(["full_attention", "linear_attention"]) for _ in range(layers - 1)), "full_attention"],  # transformers generates with one
+                       **linear_attention(heads, heads * r.choice([1, 2]), r.choice([8, 16, 20]), r.choice([8, 24, 32]), r.choice([2, 4])),
+                       rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": r.choice(factors)})
+    if family == "ministral3":
+        rope = {**SCALED, "original_max_position_embeddings": r.choice([4, 16, 64]), "llama_4_scaling_beta": r.choice([0.1, 0.5])}
+        return of_family(family, **(sizes | own_dim), **tied, rope_parameters=rope, sliding_window=r.choice([None, 3, 8]))
     if family in PLAIN:
         if family in ("gemma", "glm", "glm4", "ernie4_5", "seed_oss", "ministral"):
             sizes |= own_dim

@@ -31,13 +31,13 @@ static int fill(void *context, size_t index, size_t offset, size_t len, void *bu
 	return 0;
 }
 
-static void add(struct dump *d, const char *name, const float *data, int dims, int64_t a, int64_t b)
+static void add(struct dump *d, const char *name, const float *data, int dims, const int64_t shape[3])
 {
 	d->data[d->n] = data;
 	d->sources[d->n] = (struct tensor_source){.name = name,
 	                                          .type = TENSOR_F32,
 	                                          .dims = dims,
-	                                          .shape = {a, b},
+	                                          .shape = {shape[0], shape[1], shape[2]},
 	                                          .fill = fill,
 	                                          .context = d,
 	                                          .index = d->n};
@@ -161,14 +161,14 @@ static int run(const char *path, const char *batch_path, const char *out, const 
 			continue;
 		if (!g)
 			return error_oom(err);
-		add(&d, p->name, g, p->dims, p->shape[0], p->shape[1]);
+		add(&d, p->name, g, p->dims, p->shape);
 		if ((r = device_read(fixture.dev, g, fixture.g[p->unit] + p->offset, bytes, err)) < 0)
 			return r;
 	}
-	add(&d, "loss", &mean, 1, 1, 0);
-	add(&d, "losses", losses, 1, b.b.tokens, 0);
+	add(&d, "loss", &mean, 1, (int64_t[]){1, 0, 0});
+	add(&d, "losses", losses, 1, (int64_t[]){b.b.tokens, 0, 0});
 	if (!bf16)
-		add(&d, "logits", logits, 2, b.b.tokens, c.vocab);
+		add(&d, "logits", logits, 2, (int64_t[]){b.b.tokens, c.vocab, 0});
 	if ((r = file_mkdirs(out, 0755, err)) < 0 ||
 	    (r = safetensors_write(out, "model", d.sources, d.n, 0, err)) < 0)
 		return r;

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import torch
 import transformers as tf
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -21,8 +21,16 @@ worker, logits_program, dtrain, source, tmp = sys.argv[1:]
 IDS = [1, 75, 104, 111, 35, 80, 108, 102, 104, 113, 118, 104, 263, 40, 7]
 TEXT = dict(vocab_size=264, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
             max_position_embeddings=256, head_dim=16, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+WIDE = dict(TEXT, hidden_size=256, intermediate_size=512, num_attention_heads=8)  # more than one file
 QWEN2 = {k: v for k, v in TEXT.items() if k != "head_dim"}
-ROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}}
+
+
+def rope(**k):  # a new one each time: transformers writes into it
+    return {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4, **k}}
+
+
+LINEAR = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=24,
+              layer_types=["linear_attention", "full_attention"])
 VIT = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
 QWEN_VIT = dict(depth=1, hidden_size=32, intermediate_size=48, num_heads=2, out_hidden_size=64, patch_size=14)
 # The configuration; that of the same language model by itself; whether its head is the embedding; what the files call its blocks.
@@ -32,9 +40,19 @@ MODELS = {
     "mistral3": (tf.Mistral3Config(text_config=dict(TEXT, model_type="mistral"), vision_config=dict(VIT, model_type="pixtral", head_dim=16),
                                    tie_word_embeddings=False),
                  tf.MistralConfig(**TEXT), False, "language_model.model."),
-    "qwen2_5_vl": (tf.Qwen2_5_VLConfig(text_config=dict(QWEN2, **ROPE), vision_config=QWEN_VIT, tie_word_embeddings=True),
+    "llava": (tf.LlavaConfig(text_config=dict(WIDE, model_type="llama"), vision_config=dict(VIT, hidden_size=128, intermediate_size=1024, num_hidden_layers=3, model_type="clip_vision_model"), tie_word_embeddings=False),
+              tf.LlamaConfig(**WIDE), False, "language_model.model."),
+    "internvl": (tf.InternVLConfig(text_config=dict(QWEN2, model_type="qwen2"), vision_config=dict(VIT, image_size=[28, 28], patch_size=[14, 14]),
+                                   tie_word_embeddings=False),
+                 tf.Qwen2Config(**QWEN2), False, "language_model.model."),
+    "qwen2_vl": (tf.Qwen2VLConfig(text_config=dict(QWEN2, **rope()), vision_config=dict(depth=1, embed_dim=32, hidden_size=64, num_heads=2, patch_size=14),
+                                  tie_word_embeddings=False),
+                 tf.Qwen2Config(**QWEN2, rms_norm_eps=1e-5), False, "model."),
+    "qwen2_5_vl": (tf.Qwen2_5_VLConfig(text_config=dict(QWEN2, **rope()), vision_config=QWEN_VIT, tie_word_embeddings=True),
                    tf.Qwen2Config(**QWEN2, rms_norm_eps=1e-5, tie_word_embeddings=True), True, "model."),
-    "qwen3_vl": (tf.Qwen3VLConfig(text_config=dict(TEXT, **ROPE), vision_config=dict(QWEN_VIT, deepstack_visual_indexes=[0]), tie_word_embeddings=False),
+    "qwen3_5": (tf.Qwen3_5Config(text_config=dict(TEXT, **LINEAR, **rope(partial_rotary_factor=0.5)), vision_config=QWEN_VIT, tie_word_embeddings=True),
+                tf.Qwen3_5TextConfig(**TEXT, **LINEAR, partial_rotary_factor=0.5, tie_word_embeddings=True), True, "model.language_model."),
+    "qwen3_vl": (tf.Qwen3VLConfig(text_config=dict(TEXT, **rope()), vision_config=dict(QWEN_VIT, deepstack_visual_indexes=[0]), tie_word_embeddings=False),
                  tf.Qwen3Config(**TEXT), False, "model.language_model."),
 }
 
@@ -44,24 +62,32 @@ def check(ok, what):
         sys.exit(f"FAILED: {what}")
 
 
-def run(name, path, out, ranks=1, fails=False, **more):
+# Whether a process can have a mount of its own.
+SEPARATE = subprocess.run(["unshare", "-m", "true"], stderr=subprocess.DEVNULL).returncode == 0
+
+
+def run(name, path, out, ranks=1, fails=False, apart=False, **more):
     config = {"task": "pretrain", "directory": tmp, "model": {"path": path},
               "data": {"path": [source + "/LICENSE"], "format": "text", "max_length": 64, "packing": True, "cache_dir": tmp + "/cache"},
               "train": {"max_steps": 4, "learning_rate": 1e-3, "schedule": "constant", "micro_batch": 2 // ranks, "precision": "fp32"},
               "output": {"dir": out, "save_steps": 2, "log_steps": 1, "max_shard_mb": 1}}
     for key, values in more.items():
         config[key] = dict(config.get(key, {}), **values) if isinstance(values, dict) else values
-    config["model"] = {key: value for key, value in config["model"].items() if value}
+    config = {key: {k: v for k, v in values.items() if v not in (None, "")} if isinstance(values, dict) else values for key, values in config.items() if values}
     file, started = f"{tmp}/{name}.json", []
     json.dump(config, open(file, "w"))
     os.makedirs(f"{tmp}/meet-{name}")
     for rank in range(ranks):
         env = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "DTRAIN_ATTEMPT": "1", "DTRAIN_CONFIG": file, "RANK": str(rank), "WORLD_SIZE": str(ranks),
                "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "DTRAIN_RENDEZVOUS_DIR": f"{tmp}/meet-{name}"}
-        started.append(subprocess.Popen([worker], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        if rank == 1 and apart:  # in the place of the output directory it finds another one
+            os.makedirs(out, exist_ok=True)
+            os.makedirs(out + "-other", exist_ok=True)
+        command = ["unshare", "-m", "sh", "-c", f"mount --bind {out}-other {out} && exec {worker}"] if rank == 1 and apart else [worker]
+        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     text = "".join(p.communicate()[0] for p in started)
     check(fails == any(p.returncode for p in started), f"{name}: {text}")
-    return text if fails else [m["loss"] for m in map(json.loads, open(out + "/metrics.jsonl")) if "loss" in m]
+    return text if fails or not out else [m["loss"] for m in map(json.loads, open(out + "/metrics.jsonl")) if "loss" in m]
 
 
 def ours(directory):
@@ -143,10 +169,17 @@ for name, (config, text, tied, prefix) in MODELS.items():
     check(run(name + "-resumed", start, again)[2:] == losses[2:], f"{name}: resumed")
     check(np.array_equal(ours(out), ours(again)), f"{name}: other weights after it was resumed")
 
-    if name in ("gemma3", "qwen2_5_vl"):  # a part of the model on each of two ranks, written in the background, or by rank 0 alone
-        two = out + "-two"
-        check(differences(run(name + "-two", start, two, ranks=2, parallel={"strategy": "zero3"}, output={"gather": name == "gemma3"}), losses) < 1e-5,
-              f"{name}: two ranks")
+    if name == "llava":
+        for part in ("language", "others"):
+            check(len([f for f in os.listdir(out) if f.startswith(f"model-{part}-0000")]) > 1, f"{name}: shards of {part}: {os.listdir(out)}")
+    for kind in {"gemma3": ("shared", "gathered", "local"), "qwen2_5_vl": ("shared",)}.get(name, ()):
+        # A part of the model on each of two ranks, which share the directory; or of which rank 0 alone finds it, or each one of its own.
+        two = f"{out}-{kind}"
+        if kind != "shared" and not SEPARATE:
+            print(f"no file system of its own: {kind} directories are skipped")
+            continue
+        found = run(f"{name}-{kind}", start, two, ranks=2, apart=kind != "shared", parallel={"strategy": "zero3"}, output={"gather": kind == "gathered"})
+        check(differences(found, losses) < 1e-5, f"{name}: two ranks, {kind}")
         others_unchanged(two, start, prefix)
         same(ours(two), theirs(load(two)), two)
 
@@ -182,6 +215,15 @@ description = dict(json.load(open(older + "/adapter_config.json")), target_modul
 json.dump(description, open(older + "/adapter_config.json", "w"))
 subprocess.run([dtrain, "export", "--adapter", older, start, older + "-merged"], check=True, stdout=subprocess.DEVNULL)
 check(np.array_equal(ours(older + "-merged"), ours(f"{tmp}/gemma3-out-merged")), "an adapter with names of earlier versions")
+
+# An adapter that PEFT has trained with modules of the vision tower, too: the text does not depend on these.
+both = f"{tmp}/gemma3-both"
+config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+get_peft_model(load(start), config).save_pretrained(both)
+run("generate", start, "", task="generate", data=None, train={"precision": "fp32", "max_steps": None, "learning_rate": None, "schedule": None, "micro_batch": None},
+    output=None, generate={"adapter": both, "prompt": "The License", "max_new_tokens": 3})
+text = run("lora-both", start, tmp + "/none", fails=True, lora={"rank": 2, "alpha": 8, "target": ["q_proj", "v_proj"], "from": both})
+check("has modules of other parts of the multimodal model, such as" in text, f"lora.from with modules of the vision tower: {text}")
 
 for key, more, words in (("reward", {"task": "reward", "data": {"packing": False, "format": "alpaca"}}, "is a multimodal model, of which no reward model is made"),
                          ("init", {"model": {"path": "", "init": start + "/config.json", "tokenizer": start}},

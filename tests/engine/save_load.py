@@ -35,6 +35,8 @@ families = {
     "qwen3_moe": tf.Qwen3MoeConfig(**common, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, tie_word_embeddings=True),
     "mixtral": tf.MixtralConfig(**common, num_local_experts=3, tie_word_embeddings=False, output_router_logits=True),
     "olmoe": tf.OlmoeConfig(**common, num_experts=5, num_experts_per_tok=2, tie_word_embeddings=False),
+    "qwen3_5_text": tf.Qwen3_5TextConfig(**common, head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=24,
+                                         layer_types=["linear_attention", "full_attention", "linear_attention"], tie_word_embeddings=True),
     "gemma": tf.GemmaConfig(**common, head_dim=24, tie_word_embeddings=True),
     "glm4": tf.Glm4Config(**common, head_dim=24, tie_word_embeddings=False),
     "ernie4_5": tf.Ernie4_5Config(**common, head_dim=24, use_bias=True, tie_word_embeddings=True),

@@ -5,4 +5,5 @@
 cd "${top_builddir:-.}" || exit 1
 SIMT_SHARED=99
 export SIMT_SHARED
-TEST_ATTENTION=own CK_RUN_CASE=cpu tests/simt/test_simt_attention && CK_RUN_CASE="loss and optimizer" tests/simt/test_simt
+TEST_ATTENTION=own CK_RUN_CASE=cpu tests/simt/test_simt_attention && CK_RUN_CASE="loss and optimizer" tests/simt/test_simt &&
+	CK_RUN_CASE=delta SIMT_ONLY=forward tests/simt/test_simt

@@ -868,6 +868,7 @@ static Suite *suite_make(void)
 	tcase_add_test(tc, faults_stick_until_asked);
 	suite_add_tcase(suite, tc);
 	suite_add_tcase(suite, test_device_adapters());
+	suite_add_tcase(suite, test_device_delta());
 	suite_add_tcase(suite, test_device_experts());
 	suite_add_tcase(suite, test_device_fp8());
 	suite_add_tcase(suite, test_device_gemm());

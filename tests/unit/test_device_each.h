@@ -32,6 +32,7 @@ static void teardown(void)
 
 /* The cases of the other files. */
 TCase *test_device_adapters(void);
+TCase *test_device_delta(void);
 TCase *test_device_experts(void);
 TCase *test_device_fp8(void);
 TCase *test_device_gemm(void);

@@ -18,6 +18,9 @@ static const char *const models[] = {
     "{\"model_type\":\"gemma2\"," SIZES ",\"head_dim\":16}",
     "{\"model_type\":\"gpt2\",\"vocab_size\":100,\"n_embd\":64,\"n_layer\":2,\"n_head\":2,\"n_positions\":"
     "64}",
+    "{\"model_type\":\"qwen3_5_text\"," SIZES
+    ",\"head_dim\":16,\"linear_num_key_heads\":1,\"linear_num_value_heads\":2,\"linear_key_head_dim\":16,"
+    "\"linear_value_head_dim\":16,\"layer_types\":[\"linear_attention\",\"full_attention\"]}",
     /* Most of the experts get no token. */
     "{\"model_type\":\"qwen3_moe\"," SIZES
     ",\"head_dim\":18,\"num_experts\":80,\"num_experts_per_tok\":1,\"moe_intermediate_size\":7}",

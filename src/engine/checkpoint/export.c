@@ -230,9 +230,9 @@ static int list_entries(struct export *x, bool tied, const struct family *family
 	for (size_t i = 0; i < n; i++) {
 		const struct tensor *t = safetensors_at(x->model, i);
 
-		if (!x->score.name || !str_ends(t->name, HEAD))
+		if (!x->score.name || !str_eq(t->name, HEAD))
 			add_entry(x, t->name, t);
-		if (merge_is_embedding_or_head(t->name) && !str_ends(t->name, HEAD))
+		if (merge_is_embedding_or_head(t->name) && t != head)
 			embedding = t;
 	}
 	if (x->score.name)
@@ -324,9 +324,10 @@ static int write_weights(struct export *x, const char *directory, const char *st
 /* ---- models ---- */
 
 /* The number format that a config.json names for what is not quantized; bf16 where it names none. */
-static enum tensor_type named_type(const json_t *config)
+static enum tensor_type named_type(const json_t *config, const json_t *language)
 {
-	const char *name = json_get_string(config, "dtype", json_get_string(config, "torch_dtype", ""));
+	const char *inner = json_get_string(language, "dtype", json_get_string(language, "torch_dtype", "")),
+	           *name = json_get_string(config, "dtype", json_get_string(config, "torch_dtype", inner));
 
 	return str_eq(name, dtype_name(DTYPE_F32))   ? TENSOR_F32
 	       : str_eq(name, dtype_name(DTYPE_F16)) ? TENSOR_F16
@@ -337,7 +338,7 @@ static int read_config(struct export *x, const char *path, json_t **out, struct 
 {
 	_cleanup_json_ json_t *config = NULL;
 	const struct family *family;
-	const json_t *q;
+	const json_t *q, *language;
 	const char *method;
 	int r = json_read_python(path, &config, err);
 
@@ -345,7 +346,10 @@ static int read_config(struct export *x, const char *path, json_t **out, struct 
 		return r;
 	if (!json_is_object(config))
 		return error_set(err, -EINVAL, "%s: a JSON object is needed", path);
+	language = json_object_get(config, "text_config");
 	q = json_object_get(config, "quantization_config");
+	if (!q)
+		q = json_object_get(language, "quantization_config");
 	if (json_is_object(q)) {
 		method = json_get_string(q, "quant_method", "bitsandbytes");
 		if (!str_eq(method, "bitsandbytes") || !json_get_bool(q, "load_in_4bit", false) ||
@@ -361,7 +365,7 @@ static int read_config(struct export *x, const char *path, json_t **out, struct 
 			                 "be exported; export the model that was quantized",
 			                 x->o->model, family->name);
 		x->quantized = true;
-		x->plain = named_type(config);
+		x->plain = named_type(config, language);
 	}
 	*out = steal_pointer(config);
 	return 0;
@@ -389,8 +393,10 @@ static int change_config(const struct export *x, const char *directory, struct e
 		return r;
 	if (x->untie && json_object_set_new(config, "tie_word_embeddings", json_false()) < 0)
 		return error_oom(err);
-	if (x->quantized)
+	if (x->quantized) {
 		json_object_del(config, "quantization_config");
+		json_object_del(json_object_get(config, "text_config"), "quantization_config");
+	}
 	return json_write_file(path, config, 2, true, err);
 }
 

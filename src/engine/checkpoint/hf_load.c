@@ -76,9 +76,9 @@ static const struct tensor *find(const struct safetensors *st, const struct hf_p
  * layer of a model that ties it to the embedding. */
 static bool harmless(const char *name)
 {
-	return str_ends(name, HEAD) || str_ends(name, ".rotary_emb.inv_freq") ||
-	       str_ends(name, ".rotary_emb.cos_cached") || str_ends(name, ".rotary_emb.sin_cached") ||
-	       str_ends(name, ".attn.masked_bias") ||
+	return str_eq(name, HEAD) || str_eq(name, "language_model." HEAD) ||
+	       str_ends(name, ".rotary_emb.inv_freq") || str_ends(name, ".rotary_emb.cos_cached") ||
+	       str_ends(name, ".rotary_emb.sin_cached") || str_ends(name, ".attn.masked_bias") ||
 	       /* The causal mask of GPT-2. */
 	       str_ends(name, ".attn.bias");
 }
@@ -144,6 +144,12 @@ static int check_extra(const char *path, const struct safetensors *st, const str
 			add_name(&names, extra++, name);
 	}
 	add_more(&names, extra);
+	if (extra && !multimodal && n > 0 && strstr(parameters[0].name, "model.language_model."))
+		return error_set(
+		    err, -EINVAL,
+		    "%s: the adapter has modules of other parts of the multimodal model, such as %s, "
+		    "which are not trained; expected one of its language model alone",
+		    path, names.data ? names.data : "");
 	if (extra)
 		return error_set(err, -EINVAL,
 		                 "%s: %zu tensors that the model's config.json has no place for: %s", path,

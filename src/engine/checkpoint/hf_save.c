@@ -29,6 +29,7 @@ static const struct {
 } architectures[] = {
     {"llama", "LlamaForCausalLM", "LlamaForSequenceClassification"},
     {"mistral", "MistralForCausalLM", "MistralForSequenceClassification"},
+    {"ministral3", "Ministral3ForCausalLM", "Ministral3ForSequenceClassification"},
     {"qwen2", "Qwen2ForCausalLM", "Qwen2ForSequenceClassification"},
     {"qwen3", "Qwen3ForCausalLM", "Qwen3ForSequenceClassification"},
     {"minimind", "MiniMindForCausalLM", NULL},
@@ -39,6 +40,7 @@ static const struct {
     {"smollm3", "SmolLM3ForCausalLM", "SmolLM3ForSequenceClassification"},
     {"granite", "GraniteForCausalLM", NULL},
     {"phi3", "Phi3ForCausalLM", "Phi3ForSequenceClassification"},
+    {"qwen3_5_text", "Qwen3_5ForCausalLM", "Qwen3_5ForSequenceClassification"},
     {"gemma", "GemmaForCausalLM", "GemmaForSequenceClassification"},
     {"glm", "GlmForCausalLM", "GlmForSequenceClassification"},
     {"glm4", "Glm4ForCausalLM", "Glm4ForSequenceClassification"},
@@ -189,6 +191,7 @@ static int save_config(const char *directory, const struct hf_save_options *o, j
 		json_object_set_new(config, "dtype", json_string(dtype_name(o->type)));
 	/* What is written is not quantized. */
 	json_object_del(config, "quantization_config");
+	json_object_del(language_config(config), "quantization_config");
 	text = language_config(config);
 	set_default_id(text, "bos_token_id", o->bos);
 	set_default_id(text, "eos_token_id", o->eos);

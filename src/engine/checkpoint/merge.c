@@ -147,7 +147,7 @@ int merge_check(const struct peft_adapter *a, const char *directory, struct erro
 bool merge_is_embedding_or_head(const char *weight)
 {
 	return str_ends(weight, "embed_tokens.weight") || str_ends(weight, "wte.weight") ||
-	       str_ends(weight, "lm_head.weight");
+	       str_eq(weight, "lm_head.weight") || str_eq(weight, "language_model.lm_head.weight");
 }
 
 int merge_row(struct merge *m, int64_t row, float *out, struct error *err)
@@ -218,7 +218,7 @@ int merged_model_open(const char *adapter, const struct model_layout *layout, st
 		const struct model_parameter *p = &layout->parameter[i];
 
 		tensors[i] = (struct hf_parameter){
-		    .name = p->name, .dims = p->dims, .shape = {p->shape[0], p->shape[1]}};
+		    .name = p->name, .dims = p->dims, .shape = {p->shape[0], p->shape[1], p->shape[2]}};
 	}
 	if ((r = peft_adapter_open(adapter, tensors, n, &m->adapter, err)) < 0 ||
 	    (r = merge_check(m->adapter, adapter, err)) < 0)

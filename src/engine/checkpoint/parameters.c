@@ -113,7 +113,7 @@ static int check(const struct model_layout *layout, const struct safetensors *st
 		turned = is_turned(hf_find_tied(st, name, p->tied_embedding), p);
 		all[n++] = (struct hf_parameter){.name = name,
 		                                 .dims = p->dims,
-		                                 .shape = {p->shape[turned], p->shape[!turned]},
+		                                 .shape = {p->shape[turned], p->shape[!turned], p->shape[2]},
 		                                 .tied_embedding = p->tied_embedding,
 		                                 .optional = starts && p->random_start};
 	}

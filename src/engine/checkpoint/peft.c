@@ -160,12 +160,31 @@ static int add_whole(struct opening *o, const char *name, const struct tensor *t
 	return 0;
 }
 
+/* Whether the tensor belongs to another part of a multimodal model, whose language model alone is the base:
+ * what that computes does not depend on it. */
+static int check_part(const struct opening *o, const char *name, enum peft_role role, bool *other,
+                      struct error *err)
+{
+	_cleanup_free_ char *weight = NULL;
+	char ours[160];
+
+	*other = false;
+	if (!o->base || !hf_is_multimodal(o->base, o->n_base))
+		return 0;
+	weight = str_printf("%s%s", name, role == PEFT_WHOLE ? "" : ".weight");
+	if (!weight)
+		return error_oom(err);
+	*other = find_base(o, weight) == NONE && !multimodal_parameter_name(weight, ours, sizeof(ours));
+	return 0;
+}
+
 static int add_tensor(struct opening *o, const struct tensor *t, struct error *err)
 {
 	_cleanup_free_ char *name = NULL;
 	struct peft_module *m;
 	const struct tensor **place;
 	enum peft_role role;
+	bool other;
 	int r = peft_tensor_parse(t->name, &name, &role, err);
 
 	if (r < 0)
@@ -173,6 +192,8 @@ static int add_tensor(struct opening *o, const struct tensor *t, struct error *e
 	if (t->type != TENSOR_F32 && t->type != TENSOR_BF16 && t->type != TENSOR_F16 && t->type != TENSOR_F64)
 		return error_set(err, -EINVAL, "%s: tensor %s is %s; expected one of F32, BF16, F16",
 		                 o->directory, t->name, tensor_type_name(t->type));
+	if ((r = check_part(o, name, role, &other, err)) < 0 || other)
+		return r;
 	if (role == PEFT_WHOLE)
 		return add_whole(o, name, t, err);
 	m = find_module(o->a, name);

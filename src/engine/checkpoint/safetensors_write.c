@@ -143,6 +143,8 @@ int safetensors_layout_join(struct safetensors_layout *l, const struct tensor_so
 	    (r = map_tensors(map, second, n_second, added, &total, err)) < 0 ||
 	    (r = set_index(l, map, total, err)) < 0)
 		return r;
+	if (added->n_files == 0)
+		return 0;
 	files = realloc(l->files, (l->n_files + added->n_files) * sizeof(*files));
 	if (!files)
 		return error_oom(err);

@@ -125,7 +125,9 @@ static int lay_out_others(struct builder *b, struct error *err)
 		memcpy(s->shape, t->shape, sizeof(s->shape));
 		b->others[b->n_others++] = t;
 	}
-	r = safetensors_layout(OTHER_PARTS, sources, b->n_others, b->o->max_shard_bytes, &b->added, err);
+	r = b->n_others
+	        ? safetensors_layout(OTHER_PARTS, sources, b->n_others, b->o->max_shard_bytes, &b->added, err)
+	        : 0;
 	return r < 0 ? r
 	             : safetensors_layout_join(&b->plan->model, b->sources, b->n_sources, &b->added, sources,
 	                                       b->n_others, err);

@@ -73,6 +73,13 @@ struct device_shapes {
 	 * rows; experts 0: there is one MLP. */
 	int experts, multiple;
 	int norm_cols; /* of a norm that is wider than hidden; 0: none is */
+	/* Columns of a block's first product where it has others than q, k and v; 0: it has not. */
+	int64_t projection;
+	/* Of linear attention (delta.h); value_heads 0: there is none. */
+	struct device_delta_shape {
+		int key_heads, value_heads, key_dim, value_dim;
+		bool trained; /* device_delta_backward is called */
+	} delta;
 	/* Columns and rows of a chunk of the head's output: of logits, or of scores, of which vocab is 1. */
 	int64_t vocab, logits_rows;
 	enum dtype type;
@@ -360,7 +367,7 @@ struct device_attention {
 	bool portable; /* without Hopper's kernel, which has been checked for other shapes */
 	float *amax;   /* of o, of device_attention_forward; NULL: not wanted */
 	/* Of device_attention_backward: q and k have been rotated by device_rope, which has these four, too,
-	 * * and not interleaved. rotary_dim 0: they have not. */
+	 * not interleaved. rotary_dim 0: they have not. */
 	int rotary_dim;
 	const int32_t *positions;
 	const float *cos, *sin;

@@ -143,23 +143,22 @@ static int attention_backward(struct model *m, const struct model_pass *p, int l
 	int64_t tokens = p->b->tokens;
 	/* Nothing below the lowest unit needs the gradient of its input. */
 	bool ends = unit == m->layout->lowest && !gradient(m, unit, PARAMETER_INPUT_NORM);
+	enum parameter_role first_product = model_projection(m, layer),
+	                    second = model_output_projection(m, layer);
 	const char *dy =
 	               model_branch_gradient(m, unit, PARAMETER_ATTENTION_OUT_NORM, a->attention_out, tokens),
-	           *x;
-	char *qk = a->qkv;
+	           *x, *d_projected;
 	int r;
 
-	model_linear_input_gradient(m, unit, PARAMETER_O, m->d_wide, dy, tokens);
-	model_linear_weight_gradient(m, unit, PARAMETER_O, dy, a->attention, tokens, first);
-	if (m->c.qk_norm != MODEL_QK_NORM_NONE)
-		qk = model_qk(m, layer, a->qkv, tokens);
-	if ((r = model_attend_backward(m, p, layer, qk, err)) < 0)
+	model_linear_input_gradient(m, unit, second, m->d_wide, dy, tokens);
+	x = model_mixed(m, layer, tokens);
+	model_linear_weight_gradient(m, unit, second, dy, x, tokens, first);
+	if ((r = model_mix_backward(m, p, layer, &d_projected, err)) < 0)
 		return r;
-	model_qk_gradient(m, layer, a->qkv, tokens);
 	if (!ends)
-		model_linear_input_gradient(m, unit, PARAMETER_Q, m->d_wide, m->d_qkv, tokens);
+		model_linear_input_gradient(m, unit, first_product, m->d_wide, d_projected, tokens);
 	x = model_branch_input_again(m, unit, PARAMETER_INPUT_NORM, a->input, tokens);
-	model_linear_weight_gradient(m, unit, PARAMETER_Q, m->d_qkv, x, tokens, first);
+	model_linear_weight_gradient(m, unit, first_product, d_projected, x, tokens, first);
 	if (!ends)
 		model_branch_input_gradient(m, unit, PARAMETER_INPUT_NORM, m->d_wide, a->input, tokens);
 	return 0;

@@ -6,6 +6,16 @@
 
 #include "engine/model/internal.h"
 
+/* What queries at position t are multiplied by. */
+static float query_scale(const struct model *m, int table, int64_t t)
+{
+	double span = (double)MAX(m->c.rope.original_positions, 1);
+
+	return m->c.query_beta > 0 && table == SCALED_TABLE
+	           ? (float)(1 + m->c.query_beta * log(1 + floor((double)t / span)))
+	           : 1;
+}
+
 static int write_angles(struct model *m, int table, float *values, const float *inv_freq, float length,
                         struct error *err)
 {
@@ -18,7 +28,8 @@ static int write_angles(struct model *m, int table, float *values, const float *
 				/* The angle is rounded to float first, as transformers does. */
 				double angle = (float)t * inv_freq[i];
 
-				values[t * half + i] = (float)(pass ? sin(angle) : cos(angle)) * length;
+				values[t * half + i] = (float)(pass ? sin(angle) : cos(angle)) * length *
+				                       query_scale(m, table, t);
 			}
 		if ((r = device_write(m->dev, pass ? m->sin[table] : m->cos[table], values, n * sizeof(float),
 		                      err)) < 0)
@@ -36,8 +47,8 @@ int model_prepare(struct model *m, struct error *err)
 
 	if (!values)
 		return error_oom(err);
-	for (int t = 0; t < model_config_rotary_tables(&m->c) && r == 0; t++) {
-		model_config_rope(&m->c, t, m->o.max_sequence, inv_freq, &length);
+	for (int t = 0; t < model_config_rotary_tables(&m->c) + (m->c.query_beta > 0) && r == 0; t++) {
+		model_config_rope(&m->c, m->c.query_beta > 0 ? 0 : t, m->o.max_sequence, inv_freq, &length);
 		r = write_angles(m, t, values, inv_freq, length, err);
 	}
 	return r;

@@ -164,6 +164,14 @@ void model_branch_input_gradient(struct model *m, int unit, enum parameter_role 
 }
 
 /* ---- q and k ---- */
+static void turn(struct model *m, const struct device_rope *r, char *x, bool inverse)
+{
+	if (inverse)
+		device_rope_inverse(m->dev, r, x);
+	else
+		device_rope(m->dev, r, x);
+}
+
 static void rotate(struct model *m, int layer, char *x, int64_t tokens, bool inverse)
 {
 	int table = model_config_rotary_table(&m->c, layer);
@@ -181,17 +189,28 @@ static void rotate(struct model *m, int layer, char *x, int64_t tokens, bool inv
 		return;
 	r.cos = m->cos[table];
 	r.sin = m->sin[table];
-	if (inverse)
-		device_rope_inverse(m->dev, &r, x);
-	else
-		device_rope(m->dev, &r, x);
+	if (m->c.query_beta > 0) {
+		/* Queries have a table of their own, whose angles' sines and cosines are multiplied. */
+		r.heads = m->c.kv_heads;
+		turn(m, &r, x + (size_t)m->q * m->size, inverse);
+		r.heads = m->c.heads;
+		r.cos = m->cos[SCALED_TABLE];
+		r.sin = m->sin[SCALED_TABLE];
+	}
+	turn(m, &r, x, inverse);
+}
+
+/* Whether attention's backward pass cannot undo the rotation. */
+static bool rotates_apart(const struct model *m)
+{
+	return m->c.interleaved || m->c.query_beta > 0;
 }
 
 void model_rotation(const struct model *m, int layer, struct device_attention *a)
 {
 	int table = model_config_rotary_table(&m->c, layer);
 
-	if (table < 0 || m->c.qk_norm != MODEL_QK_NORM_NONE || m->c.interleaved)
+	if (table < 0 || m->c.qk_norm != MODEL_QK_NORM_NONE || rotates_apart(m))
 		return;
 	a->rotary_dim = m->c.rotary_dim;
 	a->positions = m->positions;
@@ -221,7 +240,7 @@ static const enum parameter_role qk_role[2] = {PARAMETER_Q_NORM, PARAMETER_K_NOR
 static bool norms_rotated_heads(const struct model *m, int table)
 {
 	return m->c.qk_norm == MODEL_QK_NORM_HEADS && table >= 0 && m->c.rotary_dim == m->c.head_dim &&
-	       !m->c.interleaved;
+	       !rotates_apart(m);
 }
 
 static struct device_qk_norm rotated_heads(const struct model *m, int table, int64_t tokens)
@@ -291,7 +310,7 @@ void model_qk_gradient(struct model *m, int layer, const char *qkv, int64_t toke
 	size_t at = 0;
 
 	if (m->c.qk_norm == MODEL_QK_NORM_NONE) {
-		if (m->o.sequence_degree > 1 || m->c.interleaved) /* else attention has turned them back */
+		if (m->o.sequence_degree > 1 || rotates_apart(m)) /* else attention has turned them back */
 			rotate(m, layer, m->d_qkv, tokens, true);
 		return;
 	}

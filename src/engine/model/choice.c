@@ -74,9 +74,9 @@ static struct choice choose_by_names(const struct chooser *ch, enum parameter_ro
 	const struct model_tuning *t = ch->tuning;
 	struct choice choice = {.there = true, .trained = true};
 	bool block = role_unit(ch->c, role) == 1;
-	int64_t shape[2];
+	int64_t shape[3];
 
-	if (role_shape(ch->c, role, shape) == 0 || role_unit(ch->c, role) != (block ? 1 : base) ||
+	if (role_shape(ch->c, role, base, shape) == 0 || role_unit(ch->c, role) != (block ? 1 : base) ||
 	    block != (base > 0 && base < ch->base_units - 1))
 		return (struct choice){.there = false};
 	if (!t || t->kind == TUNE_ALL)
@@ -84,7 +84,8 @@ static struct choice choose_by_names(const struct chooser *ch, enum parameter_ro
 	if (t->kind == TUNE_LORA) {
 		choice.trained = names_role(ch, t->saved, role, base, false, ch->used[1]);
 		/* Experts and their router have no adapters: to PEFT they are no linear modules. */
-		choice.adapted = block && role_shape(ch->c, role, shape) == 2 && !is_of_mixture(ch, role) &&
+		choice.adapted = block && role_shape(ch->c, role, base, shape) == 2 &&
+		                 !is_of_mixture(ch, role) &&
 		                 names_role(ch, t->target, role, base, true, ch->used[0]);
 		return choice;
 	}
@@ -127,13 +128,18 @@ static int check_names(char *const *list, const bool *used, const char *key, con
 	return 0;
 }
 
-/* A rank above the smaller side of a matrix is refused: the adapter could not compute more than with that. */
+/* A rank above the smaller side of a matrix is refused: the adapter could not compute more than with that.
+ * Two matrices of linear attention have so few rows that "all" would name no larger rank; PiSSA needs one
+ * that they have. */
 static int check_rank(const struct chooser *ch, enum parameter_role role, int base, struct error *err)
 {
-	int64_t shape[2] = {0}, least;
+	bool small = role == PARAMETER_DELTA_B || role == PARAMETER_DELTA_A;
+	int64_t shape[3] = {0}, least;
 	char name[96];
 
-	role_shape(ch->c, role, shape);
+	if (small && ch->tuning->init != LORA_INIT_PISSA)
+		return 0;
+	role_shape(ch->c, role, base, shape);
 	least = MIN(shape[0], shape[1]);
 	if (ch->tuning->rank <= least)
 		return 0;

@@ -12,7 +12,7 @@ struct value {
 	bool shown; /* as a number: config.json has it so */
 };
 
-enum { VALUES = 29 };
+enum { VALUES = 35 };
 
 /* What decides the shapes of the weights, and what is computed with them. The longest position counts only
  * where the rotation is derived from it: a run may go on with longer documents. A model of scores has a head
@@ -48,7 +48,13 @@ static void list_values(const struct model_config *c, struct value out[VALUES])
 	    {"hidden_act", c->activation, false},
 	    {"number of experts", c->experts, true},
 	    {"num_experts_per_tok", c->chosen_experts, true},
-	    {"norm_topk_prob", c->normalized_experts, true}};
+	    {"norm_topk_prob", c->normalized_experts, true},
+	    {"llama_4_scaling_beta", c->query_beta, true},
+	    {"linear_num_key_heads", c->delta_key_heads, true},
+	    {"linear_num_value_heads", c->delta_value_heads, true},
+	    {"linear_key_head_dim", c->delta_key_dim, true},
+	    {"linear_value_head_dim", c->delta_value_dim, true},
+	    {"linear_conv_kernel_dim", c->conv_width, true}};
 
 	for (int i = 0; i < VALUES; i++)
 		out[i] = all[i];
@@ -61,7 +67,7 @@ const char *model_config_difference(const struct model_config *a, const struct m
 	list_values(a, of_a);
 	list_values(b, of_b);
 	out[0] = out[1] = NAN;
-	if (!str_eq(a->family, b->family))
+	if (!str_eq(a->family, b->family) || !str_eq(a->whole, b->whole))
 		return "model_type";
 	for (int i = 0; i < VALUES; i++)
 		if (of_a[i].is < of_b[i].is || of_a[i].is > of_b[i].is) {

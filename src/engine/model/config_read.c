@@ -19,6 +19,8 @@
 #include "engine/model/families.h"
 #include "engine/model/multimodal.h"
 
+#define HEAD_DIM_MAX 1024
+
 /* Where the keys of the sizes are those of GPT-2, which transformers also reads. */
 struct size_keys {
 	const char *hidden, *intermediate, *layers, *heads, *kv_heads, *positions, *eps;
@@ -30,6 +32,12 @@ static const struct size_keys usual_keys = {
 static const struct size_keys gpt2_keys = {"n_embd", "n_inner",     "n_layer",           "n_head",
                                            NULL,     "n_positions", "layer_norm_epsilon"};
 
+/* A size that a configuration within another may leave to its family. */
+static int64_t absent(const struct model_config *c, int64_t size)
+{
+	return c->multimodal && size ? size : -1;
+}
+
 static int read_sizes(const json_t *o, const char *where, const struct family *f, struct model_config *c,
                       struct error *err)
 {
@@ -38,12 +46,14 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 	double eps;
 	int r;
 
-	if ((r = config_int(o, keys->hidden, where, 1, 1 << 20, -1, &hidden, err)) < 0 ||
+	if ((r = config_int(o, keys->hidden, where, 1, 1 << 20, absent(c, f->sizes.hidden), &hidden, err)) <
+	        0 ||
 	    (r = config_int(o, keys->intermediate, where, 1, 1 << 22,
-	                    f->naming == MODEL_NAMES_GPT2 ? 4 * hidden : -1, &intermediate, err)) < 0 ||
-	    (r = config_int(o, keys->layers, where, 1, MODEL_LAYERS_MAX, -1, &layers, err)) < 0 ||
-	    (r = config_int(o, keys->heads, where, 1, 4096, f->default_heads ? f->default_heads : -1, &heads,
-	                    err)) < 0)
+	                    f->naming == MODEL_NAMES_GPT2 ? 4 * hidden : absent(c, f->sizes.intermediate),
+	                    &intermediate, err)) < 0 ||
+	    (r = config_int(o, keys->layers, where, 1, MODEL_LAYERS_MAX, absent(c, f->sizes.layers), &layers,
+	                    err)) < 0 ||
+	    (r = config_int(o, keys->heads, where, 1, 4096, absent(c, f->sizes.heads), &heads, err)) < 0)
 		return r;
 	/* null stands for the number of heads, an absent key for the family's default. */
 	kv = f->default_kv_heads && keys->kv_heads && !json_object_get(o, keys->kv_heads)
@@ -52,14 +62,15 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 	dim = f->head_dim ? f->head_dim : MAX(hidden / heads, 1);
 	if ((keys->kv_heads && (r = config_int(o, keys->kv_heads, where, 1, 4096, kv, &kv, err)) < 0) ||
 	    (f->naming != MODEL_NAMES_GPT2 &&
-	     (r = config_int(o, "head_dim", where, 1, 1024, dim, &dim, err)) < 0) ||
-	    (r = config_int(o, "vocab_size", where, 1, 1 << 24, f->default_vocab ? f->default_vocab : -1,
-	                    &c->vocab, err)) < 0 ||
+	     (r = config_int(o, "head_dim", where, 1, HEAD_DIM_MAX, dim, &dim, err)) < 0) ||
+	    (r = config_int(o, "vocab_size", where, 1, 1 << 24, absent(c, f->sizes.vocab), &c->vocab, err)) <
+	        0 ||
 	    (r = config_int(o, keys->positions, where, 1, INT32_MAX, f->default_positions, &c->max_positions,
 	                    err)) < 0 ||
 	    (r = config_number(o, f->eps_key ? f->eps_key : keys->eps, where, 0, 1,
 	                       f->default_eps > 0 ? f->default_eps : 1e-6, &eps, err)) < 0 ||
-	    (r = config_number(o, "initializer_range", where, 0, 100, 0.02, &c->init_std, err)) < 0)
+	    (r = config_number(o, "initializer_range", where, 0, 100,
+	                       f->default_init > 0 ? f->default_init : 0.02, &c->init_std, err)) < 0)
 		return r;
 	if (heads % kv != 0)
 		return error_set(
@@ -71,6 +82,10 @@ static int read_sizes(const json_t *o, const char *where, const struct family *f
 		                 (int)hidden, (int)heads);
 	if (dim % 2 != 0)
 		return error_set(err, -EINVAL, "%s: head_dim (%d) has to be even", where, (int)dim);
+	/* Where it follows from two other sizes. */
+	if (dim > HEAD_DIM_MAX)
+		return error_set(err, -EINVAL, "%s: head_dim (%d) is more than %d", where, (int)dim,
+		                 HEAD_DIM_MAX);
 	c->hidden = (int)hidden;
 	c->intermediate = (int)intermediate;
 	c->layers = (int)layers;
@@ -120,7 +135,8 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 	             *old_form = config_member(o, "rope_scaling");
 	const json_t *rope = new_form ? new_form : old_form, *local = NULL;
 	struct rope_defaults d = {.max_positions = c->max_positions,
-	                          .yarn_is_longrope = f->original_positions};
+	                          .yarn_is_longrope = f->original_positions,
+	                          .multimodal = c->multimodal != MULTIMODAL_NONE};
 	/* It overrides that of the rope parameters, unless each kind of layer has its own. */
 	bool outer_original =
 	    f->original_positions || (!f->two_ropes && config_member(o, "original_max_position_embeddings"));
@@ -155,6 +171,9 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 	if (partial != 1 && !f->partial_rotary)
 		return error_set(err, -EINVAL, "%s: partial_rotary_factor %g is not supported (only 1 is)",
 		                 where, partial);
+	if (f->scaled_queries &&
+	    (r = config_number(rope, "llama_4_scaling_beta", place, 0, 100, 0, &c->query_beta, err)) < 0)
+		return r;
 	c->rotary_dim = (int)(c->head_dim * partial);
 	if (c->rotary_dim < 2 || c->rotary_dim % 2 != 0)
 		return error_set(err, -EINVAL,
@@ -242,9 +261,56 @@ static int read_window(const json_t *o, const char *where, const struct family *
 	if (types)
 		return window || config_member(o, "layer_types") ? read_layer_types(o, where, f, c, err) : 0;
 	if (f->window_switch &&
-	    (r = config_int(o, "max_window_layers", where, 0, INT32_MAX, 28, &from, err)) < 0)
+	    (r = config_int(o, "max_window_layers", where, 0, INT32_MAX,
+	                    f->default_window_from ? f->default_window_from : 28, &from, err)) < 0)
 		return r;
 	c->window_from = (int)MIN(from, c->layers);
+	return 0;
+}
+
+/* Which layers have linear attention, and its sizes. */
+static int read_linear(const json_t *o, const char *where, struct model_config *c, struct error *err)
+{
+	const json_t *types = config_member(o, "layer_types");
+	struct {
+		const char *key;
+		int *to;
+		int64_t absent, most;
+	} sizes[] = {{"linear_num_key_heads", &c->delta_key_heads, 16, 4096},
+	             {"linear_num_value_heads", &c->delta_value_heads, 32, 4096},
+	             {"linear_key_head_dim", &c->delta_key_dim, 128, DELTA_DIM_MAX},
+	             {"linear_value_head_dim", &c->delta_value_dim, 128, DELTA_DIM_MAX},
+	             {"linear_conv_kernel_dim", &c->conv_width, 4, CONV_WIDTH_MAX}};
+	int64_t every, value;
+	int r = config_int(o, "full_attention_interval", where, 1, MODEL_LAYERS_MAX, 4, &every, err);
+
+	for (size_t i = 0; r == 0 && i < ARRAY_SIZE(sizes); i++) {
+		r = config_int(o, sizes[i].key, where, 1, sizes[i].most, sizes[i].absent, &value, err);
+		*sizes[i].to = (int)value;
+	}
+	if (r < 0)
+		return r;
+	if (c->delta_value_heads % c->delta_key_heads)
+		return error_set(
+		    err, -EINVAL,
+		    "%s: linear_num_value_heads (%d) has to be a multiple of linear_num_key_heads (%d)",
+		    where, c->delta_value_heads, c->delta_key_heads);
+	if (types && (!json_is_array(types) || json_array_size(types) != (size_t)c->layers))
+		return error_set(err, -EINVAL, "%s: layer_types: a list of %d kinds of layers is needed",
+		                 where, c->layers);
+	for (int l = 0; l < c->layers; l++) {
+		const char *type = json_string_value(json_array_get(types, (size_t)l));
+		bool linear = types ? type && str_eq(type, "linear_attention") : (l + 1) % every != 0;
+
+		if (types && !linear && (!type || !str_eq(type, "full_attention")))
+			return error_set(
+			    err, -EINVAL,
+			    "%s: layer_types: layer %d is \"%.40s\"; expected one of full_attention, "
+			    "linear_attention",
+			    where, l, type ? type : "");
+		if (linear)
+			model_layers_add(&c->linear, l);
+	}
 	return 0;
 }
 
@@ -254,7 +320,7 @@ static int check_layer_types(const json_t *o, const char *where, const struct mo
 {
 	const json_t *types = config_member(o, "layer_types");
 
-	if (!types || (!c->window && c->family[0] != 'q'))
+	if (!types || c->delta_value_heads || (!c->window && c->family[0] != 'q'))
 		return 0;
 	for (int l = 0; l < c->layers && json_is_array(types); l++) {
 		const char *type = json_string_value(json_array_get(types, (size_t)l));
@@ -350,7 +416,9 @@ static int read_activation(const json_t *o, const char *where, const struct fami
 		}
 	}
 	return error_set(err, -EINVAL, "%s: %s \"%.60s\" is not supported (%s)", where, key, name,
-	                 f->activation == MODEL_SILU ? "silu is" : "gelu_pytorch_tanh and gelu_new are");
+	                 f->activation == MODEL_SILU ? "silu is"
+	                 : f->gelu_is_tanh           ? "gelu, gelu_pytorch_tanh and gelu_new are"
+	                                             : "gelu_pytorch_tanh and gelu_new are");
 }
 
 static int read_scales(const json_t *o, const char *where, const struct family *f, struct model_config *c,
@@ -472,6 +540,8 @@ static int parse_family(const json_t *o, const char *type, const char *where, st
 	char names[600];
 	int r;
 
+	if (f && f->part && !c->multimodal)
+		f = NULL;
 	if (!f)
 		return error_set(err, -EINVAL, "%s: model_type \"%.60s\" is not supported (%s are)", where,
 		                 type, family_names(names, sizeof(names)));
@@ -480,6 +550,7 @@ static int parse_family(const json_t *o, const char *type, const char *where, st
 	    (r = read_sizes(o, where, f, c, err)) < 0 || (r = config_read_experts(o, where, f, c, err)) < 0 ||
 	    (r = read_rope(o, where, f, c, err)) < 0 ||
 	    (f->no_rope_layers && (r = read_no_rope(o, where, c, err)) < 0) ||
+	    (f->linear_types && (r = read_linear(o, where, c, err)) < 0) ||
 	    (r = read_window(o, where, f, c, err)) < 0 || (r = read_biases(o, where, f, c, err)) < 0 ||
 	    (!f->window_types && (r = check_layer_types(o, where, c, err)) < 0) ||
 	    (r = read_scales(o, where, f, c, err)) < 0 || (r = check_switches(o, where, f, err)) < 0 ||
@@ -498,6 +569,7 @@ static int parse_family(const json_t *o, const char *type, const char *where, st
 	c->learned_positions = f->learned_positions;
 	c->qk_norm = f->qk_norm;
 	c->interleaved = f->interleaved;
+	c->gated_attention = f->gated_attention;
 	for (int l = 0; l < c->layers && f->window_rotates && c->window; l++)
 		if (!model_config_window(c, l))
 			model_layers_add(&c->unrotated, l);
@@ -507,34 +579,55 @@ static int parse_family(const json_t *o, const char *type, const char *where, st
 	return read_head(o, where, c, err);
 }
 
-/* The language model of a multimodal one. Before transformers 4.5x some had its keys among those of the
+/* transformers ties the head of some where either of two keys says so, and of the others by that of the
  * whole. */
+static int read_tie(const json_t *o, const struct multimodal *whole, const char *where,
+                    struct model_config *c, struct error *err)
+{
+	bool tied = false;
+	int r =
+	    config_bool(o, "tie_word_embeddings", where, whole->ties_either ? false : c->tied, &tied, err);
+
+	c->tied = whole->ties_either ? tied || c->tied : tied;
+	return r;
+}
+
+static int refuse_scores(const json_t *o, const char *where, struct error *err)
+{
+	const char *architecture = json_string_value(json_array_get(json_object_get(o, "architectures"), 0));
+
+	if (architecture && str_ends(architecture, "ForSequenceClassification"))
+		return error_set(err, -EINVAL, "%s: a %.60s, a multimodal model of scores, is not supported",
+		                 where, architecture);
+	return 0;
+}
+
+/* The language model of a multimodal one. Before transformers 4.52, Qwen2-VL and Qwen2.5-VL had its keys
+ * among those of the whole. */
 static int parse_multimodal(const json_t *o, const struct multimodal *whole, const char *where,
                             struct model_config *c, struct error *err)
 {
 	const json_t *text = config_member(o, "text_config");
-	const char *type = whole->family;
+	const char *type = whole->family ? whole->family : whole->default_family;
 	char place[300];
 	int r;
 
 	snprintf(place, sizeof(place), "%s%s", where, text ? ": text_config" : "");
 	if (text && !json_is_object(text))
 		return error_set(err, -EINVAL, "%s: an object is needed", place);
-	if (!text && !type)
+	if (!text && !whole->family)
 		return error_set(err, -EINVAL, "%s: text_config is missing", where);
-	if (!type && (r = json_need_string(text, "model_type", place, &type, err)) < 0)
-		return r;
-	if ((r = parse_family(text ? text : o, type, place, c, err)) < 0 ||
-	    (r = check_quantization(o, where, err)) < 0 ||
-	    (r = config_bool(o, "tie_word_embeddings", where, c->tied, &c->tied, err)) < 0)
-		return r;
-	if (c->scores)
-		return error_set(err, -EINVAL, "%s: a multimodal model of scores is not supported", where);
 	c->multimodal = whole->naming;
+	snprintf(c->whole, sizeof(c->whole), "%s", whole->name);
+	if ((!whole->family && (r = config_word(text, "model_type", place, type, &type, err)) < 0) ||
+	    (r = refuse_scores(o, where, err)) < 0 ||
+	    (r = parse_family(text ? text : o, type, place, c, err)) < 0 ||
+	    (r = check_quantization(o, where, err)) < 0 || (r = read_tie(o, whole, where, c, err)) < 0)
+		return r;
 	c->bos = c->bos < 0 ? config_first_id(o, "bos_token_id") : c->bos;
 	c->eos = c->eos < 0 ? config_first_id(o, "eos_token_id") : c->eos;
 	c->pad = c->pad < 0 ? config_first_id(o, "pad_token_id") : c->pad;
-	return 0;
+	return text ? refuse_scores(text, place, err) : 0;
 }
 
 static int parse_object(const json_t *o, const char *where, struct model_config *c, struct error *err)

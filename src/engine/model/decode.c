@@ -7,6 +7,9 @@
 void model_decode_reset(struct model *m, int sequence)
 {
 	m->past[sequence] = 0;
+	for (int l = 0; l < m->c.layers; l++)
+		if (model_config_is_linear(&m->c, l))
+			model_state_reset(m, l, sequence);
 }
 
 /* The place of token `at` of a sequence in a layer's cache. */
@@ -19,8 +22,11 @@ static char *cache_place(const struct model *m, int layer, int sequence, int64_t
 void model_decode_copy(struct model *m, int from, int to)
 {
 	for (int l = 0; l < m->c.layers; l++)
-		device_copy(m->dev, cache_place(m, l, to, 0), cache_place(m, l, from, 0),
-		            (size_t)m->past[from] * 2 * (size_t)m->kv * m->size);
+		if (model_config_is_linear(&m->c, l))
+			model_state_copy(m, l, from, to);
+		else
+			device_copy(m->dev, cache_place(m, l, to, 0), cache_place(m, l, from, 0),
+			            (size_t)m->past[from] * 2 * (size_t)m->kv * m->size);
 	m->past[to] = m->past[from];
 }
 
@@ -77,13 +83,14 @@ static int decode_block(struct model *m, const struct decoding *d, int layer, st
 {
 	struct model_activations *a = &m->layer[layer];
 	int unit = layer + 1, n = d->n, r;
-	char *qk;
 
-	model_linear(m, unit, PARAMETER_Q, a->qkv,
-	             model_branch_place(m, unit, PARAMETER_INPUT_NORM, a->input), n);
-	qk = model_qk(m, layer, a->qkv, n);
+	model_project(m, layer, model_branch_place(m, unit, PARAMETER_INPUT_NORM, a->input), n);
 	model_fp8_amax(m, model_layer_operand(layer, OPERAND_ATTENTION), false);
-	decode_attention(m, d, layer, qk, a->qkv + (size_t)(m->q + m->kv) * m->size);
+	if (model_config_is_linear(&m->c, layer))
+		model_mix_carried(m, layer, n, d->count);
+	else
+		decode_attention(m, d, layer, model_qk(m, layer, a->qkv, n),
+		                 a->qkv + (size_t)(m->q + m->kv) * m->size);
 	if ((r = model_block_middle(m, layer, n, err)) < 0)
 		return r;
 	model_block_end(m, layer, n);
@@ -151,6 +158,7 @@ static int begin_parts(struct model *m, struct decoding *d, const int32_t *ids, 
 			m->host_sequences[n] = part->sequence;
 		}
 		d->longest = MAX(d->longest, past + part->n - 1);
+		m->host_parts[i + 1] = (int32_t)n;
 	}
 	d->n = (int)n;
 	return 0;
@@ -172,6 +180,9 @@ static int decode_parts(struct model *m, const struct decoding *d, const int32_t
 	if ((r = device_write(m->dev, m->ids, ids, bytes, err)) < 0 ||
 	    (r = device_write(m->dev, m->positions, m->host_positions, bytes, err)) < 0 ||
 	    (r = device_write(m->dev, m->sequences, m->host_sequences, bytes, err)) < 0 ||
+	    (m->c.delta_value_heads &&
+	     (r = device_write(m->dev, m->starts, m->host_parts, ((size_t)d->count + 1) * sizeof(int32_t),
+	                       err)) < 0) ||
 	    (r = model_need(m, 0, MODEL_EVALUATE, err)) < 0)
 		return r;
 	model_embed(m, d->n, NULL);

@@ -18,9 +18,17 @@ struct family_switch {
 	bool value; /* also where the key is absent */
 };
 
+/* What transformers takes where keys are absent, which happens in configurations within others: of a model of
+ * its own they are needed. */
+struct family_sizes {
+	int64_t hidden, intermediate, layers, heads, vocab;
+};
+
 struct family {
 	const char *name; /* model_type */
 	enum model_naming naming;
+	bool part; /* of a multimodal model alone */
+	struct family_sizes sizes;
 
 	/* The projections. */
 	bool qkv_bias;       /* always, whatever attention_bias says */
@@ -52,6 +60,7 @@ struct family {
 	/* Of a model from nothing, the matrices whose outputs are added to the residual stream begin smaller.
 	 */
 	bool scaled_residual_init;
+	double default_init;             /* initializer_range, 0: 0.02 */
 	const char *const *dropout_keys; /* NULL: attention_dropout alone; ends with a NULL */
 	double default_dropout;
 
@@ -66,6 +75,7 @@ struct family {
 	/* Positions. */
 	bool learned_positions;  /* a table of them, no rotation */
 	bool interleaved;        /* neighbours are rotated with each other */
+	bool scaled_queries;     /* llama_4_scaling_beta of the rope parameters is honoured */
 	bool partial_rotary;     /* partial_rotary_factor is honoured */
 	double default_partial;  /* 0: 1 */
 	bool original_positions; /* original_max_position_embeddings is a key of the config itself */
@@ -76,19 +86,22 @@ struct family {
 	double window_theta;     /* default of these, 0: as the others */
 	const char *window_theta_key;
 	int64_t default_positions;
-	int64_t default_vocab; /* 0: the key is needed */
 
 	/* Attention. */
 	bool window; /* sliding_window applies to every layer */
 	/* With use_sliding_window it applies to the layers from max_window_layers on. */
 	bool window_switch;
+	int default_window_from; /* max_window_layers, 0: 28 */
 	/* It applies to the layers that layer_types names, by default to all but each window_every-th; 0: to
 	 * those without rotation of a family that has such, else to all. */
 	bool window_types;
 	int window_every;
 	const char *window_every_key;
-	int64_t default_window;       /* -1: none */
-	int default_heads;            /* 0: the key is needed */
+	int64_t default_window; /* -1: none */
+	/* Linear attention in the layers that layer_types names, by default in all but each
+	 * full_attention_interval-th, 4; and a gate behind the attention of the others. */
+	bool linear_types;
+	bool gated_attention;
 	int head_dim;                 /* default, 0: hidden / heads */
 	int default_kv_heads;         /* 0: as many as heads */
 	double default_query_scalar;  /* query_pre_attn_scalar is honoured; 0: it is not */

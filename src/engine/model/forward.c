@@ -13,7 +13,7 @@ int model_block_middle(struct model *m, int layer, int64_t tokens, struct error 
 	int unit = layer + 1;
 	const char *x;
 
-	model_linear(m, unit, PARAMETER_O, out, a->attention, tokens);
+	model_linear(m, unit, model_output_projection(m, layer), out, model_mixed(m, layer, tokens), tokens);
 	model_branch_end(m, unit, PARAMETER_ATTENTION_OUT_NORM, a->middle, out, tokens);
 	model_add_norm(m, unit, PARAMETER_POST_NORM, a->middle, a->input, tokens);
 	x = model_branch_place(m, unit, PARAMETER_POST_NORM, a->middle);
@@ -27,13 +27,10 @@ int model_block_forward(struct model *m, const struct model_pass *p, int layer, 
 {
 	struct model_activations *a = &m->layer[layer];
 	int64_t tokens = p->b->tokens;
-	char *qk;
 	int r;
 
-	model_linear(m, layer + 1, PARAMETER_Q, a->qkv,
-	             model_branch_place(m, layer + 1, PARAMETER_INPUT_NORM, a->input), tokens);
-	qk = model_qk(m, layer, a->qkv, tokens);
-	r = model_attend(m, p, layer, qk, err);
+	model_project(m, layer, model_branch_place(m, layer + 1, PARAMETER_INPUT_NORM, a->input), tokens);
+	r = model_mix(m, p, layer, err);
 	return r < 0 ? r : model_block_middle(m, layer, tokens, err);
 }
 

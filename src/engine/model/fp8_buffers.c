@@ -37,6 +37,9 @@ int model_fp8_check(const struct model *m, struct error *err)
 		return error_set(
 		    err, -EINVAL,
 		    "train.precision = \"fp8\" is not supported for mixtures of experts; use bf16");
+	if (m->o.fp8 && m->c.delta_value_heads)
+		return error_set(err, -EINVAL,
+		                 "train.precision = \"fp8\" is not supported for linear attention; use bf16");
 	for (size_t i = 0; m->o.fp8 && i < ARRAY_SIZE(sizes); i++)
 		if (sizes[i].n % FP8_MULTIPLE)
 			return error_set(

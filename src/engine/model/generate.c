@@ -37,9 +37,15 @@ struct generator {
 static int64_t sequence_bytes(const struct generator *g, enum dtype type, bool twice)
 {
 	const struct model_config *c = &g->c;
-	int64_t row = 2 * (int64_t)c->kv_heads * c->head_dim * (int64_t)dtype_size(type);
+	int64_t row = 2 * (int64_t)c->kv_heads * c->head_dim * (int64_t)dtype_size(type), bytes = 0;
 
-	return c->layers * row * g->max_tokens + (twice ? 2 : 1) * c->vocab * (int64_t)sizeof(float);
+	for (int l = 0; l < c->layers; l++)
+		bytes += model_config_is_linear(c, l)
+		             ? (int64_t)c->delta_value_heads * c->delta_key_dim * c->delta_value_dim *
+		                       (int64_t)sizeof(float) +
+		                   (c->conv_width - 1) * model_config_channels(c) * (int64_t)dtype_size(type)
+		             : row * g->max_tokens;
+	return bytes + (twice ? 2 : 1) * c->vocab * (int64_t)sizeof(float);
 }
 
 /* Called before anything is allocated: on a CPU, the system would end a process when more memory is written

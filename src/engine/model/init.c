@@ -30,15 +30,30 @@ struct model_init model_init_of(const struct model_config *c, uint64_t seed, dou
 	return (struct model_init){.seed = seed, .std = std, .residual_std = std * c->residual_init};
 }
 
+/* Logarithms of rates from 0.01 to 16, as transformers draws them for linear attention. */
+static void fill_rates(uint64_t seed, uint32_t stream, int64_t first, int64_t n, float *out)
+{
+	for (int64_t i = 0; i < n; i++) {
+		uint32_t words[4];
+
+		random_words(seed, (uint64_t)(first + i) / 4, stream, words);
+		out[i] = (float)log(0.01 + 15.99 * (((double)words[(first + i) % 4] + 0.5) * 0x1p-32));
+	}
+}
+
 int model_init_fill(void *init, const struct model_parameter *p, int64_t first, int64_t n, float *out,
                     struct error *err)
 {
 	const struct model_init *in = init;
 	uint32_t stream = stream_of(p);
-	bool residual = p->role == PARAMETER_O || p->role == PARAMETER_DOWN;
+	bool residual = p->role == PARAMETER_O || p->role == PARAMETER_DOWN || p->role == PARAMETER_DELTA_OUT;
 
+	if (p->role == PARAMETER_DELTA_A_LOG) {
+		fill_rates(in->seed, stream, first, n, out);
+		return 0;
+	}
 	/* All values begin at 0. */
-	if (!p->matrix || p->role == PARAMETER_VALUE) {
+	if ((!p->matrix && p->role != PARAMETER_DELTA_CONV) || p->role == PARAMETER_VALUE) {
 		for (int64_t i = 0; i < n; i++)
 			out[i] = p->start;
 		return 0;

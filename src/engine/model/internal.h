@@ -2,7 +2,14 @@
 /* What model.c, forward.c, backward.c and decode.c share. Shapes are rows first; T is the batch's tokens. */
 #pragma once
 
+#include "engine/device/delta.h"
 #include "engine/model/model.h"
+
+/* Products of the same input: q, k and v; or those of linear attention. */
+enum { MODEL_GROUP_MAX = 4 };
+
+/* Of cos and sin, that of queries where these are scaled (query_beta). */
+enum { SCALED_TABLE = 1 };
 
 /* The norms of a block. */
 enum model_block_norm {
@@ -32,9 +39,12 @@ struct model_routing {
 /* Kept from a block's forward for its backward. Without training all blocks share one; with recompute all
  * share everything but `input`. */
 struct model_activations {
-	char *input;     /* [T, hidden] residual stream into the block; one more after the last block */
-	char *qkv;       /* [T, qkv] with bias; q and k rotated already, unless the family norms them first */
-	char *attention; /* [T, q] */
+	char *input; /* [T, hidden] residual stream into the block; one more after the last block */
+	/* [T, qkv] with bias; q and k rotated already, unless the family norms them first; of linear
+	 * attention [T, delta_row]. */
+	char *qkv;
+	char *attention; /* [T, q]; of linear attention [T, delta_value] */
+	char *gate;      /* [T, q] of gated attention */
 	float *lse;      /* [heads, T] */
 	/* [T, hidden] outputs of attention and of the MLP, where a norm comes behind them; else NULL. */
 	char *attention_out, *mlp_out;
@@ -109,6 +119,9 @@ struct model {
 	struct model_options o;
 	size_t size;                       /* of an element of o.type */
 	int64_t q, kv, qkv, wide, gate_up; /* columns */
+	/* Of linear attention: columns of all heads of q or k, of v, of the convolution (q, k and v), and of
+	 * the first product. */
+	int64_t delta_key, delta_value, channels, delta_row;
 	int64_t logits_rows;
 	int multiple;   /* of experts: device_router's */
 	int64_t places; /* rows of the MLP: those of the largest batch, or of experts, its places */
@@ -122,16 +135,21 @@ struct model {
 	struct model_activations *layer;     /* [layers + 1] */
 
 	/* Scratch, alive within a block. */
-	char *h;       /* [T, hidden] a norm's output, or a gradient with respect to it */
-	char *y;       /* [T, wide] SwiGLU's output; of experts at least [places, intermediate] */
-	char *d_wide;  /* [T + 1, wide]; of experts at least [places, intermediate or hidden, whichever is
-	                  more] */
-	char *d_qkv;   /* [T, qkv] */
-	char *rotated; /* [T, qkv] normed and rotated q and k, where the family norms them */
-	char *dx;      /* [T, hidden] gradient of the residual stream */
+	char *h;      /* [T, hidden] a norm's output, or a gradient with respect to it */
+	char *y;      /* [T, wide] SwiGLU's output; of experts at least [places, intermediate] */
+	char *d_wide; /* [T + 1, wide]; of experts at least [places, intermediate or hidden, whichever is
+	                 more] */
+	char *d_qkv;  /* [T, qkv], or [T, delta_row] where that is more */
+	/* Of gated attention: q_proj's output, and its gradient, [T, qkv + q]; and that of the gates [T, q].
+	 */
+	char *projected, *d_gate;
+	char *convolved,
+	    *d_convolved; /* of linear attention: [T, channels] q, k and v behind the convolution */
+	char *rotated;    /* [T, qkv] normed and rotated q and k, where the family norms them */
+	char *dx;         /* [T, hidden] gradient of the residual stream */
 	/* [T, hidden] and of what attention or the MLP adds to it, where it is not the same; else NULL */
 	char *d_branch;
-	float *rstd;       /* [T · (heads + kv_heads)] */
+	float *rstd;       /* [T · (heads + kv_heads)], or of linear attention [T · value heads] */
 	char *logits;      /* [logits_rows, vocab]; of a model of scores, their gradients */
 	size_t logits_end; /* as an offset in the arena */
 	float *losses;     /* [logits_rows]; of a model of scores, these */
@@ -180,7 +198,8 @@ struct model {
 
 	/* Input on the device. */
 	int32_t *ids, *targets, *positions, *starts, *rows, *inverse;
-	float *cos[2], *sin[2]; /* [max_sequence, rotary_dim / 2], of each table */
+	float *cos[2],
+	    *sin[2]; /* [max_sequence, rotary_dim / 2], of each table; or the second of scaled queries */
 
 	/* Host. */
 	int32_t *host_positions, *host_rows, *host_targets;
@@ -191,8 +210,13 @@ struct model {
 
 	/* Generation: per layer and sequence [cache_tokens, 2·kv], k then v. */
 	char **cache;
-	int64_t *past;                       /* tokens of each sequence */
-	bool by_rows;                        /* each of the rows in work is a token of another sequence */
+	/* Of linear attention in its place, and of sequence: states [value heads, key_dim, value_dim], and
+	 * the last inputs of the convolution [width - 1, channels]. */
+	float **state;
+	char **last;
+	int32_t *host_parts; /* [parts + 1] first tokens of the parts in work; on the device in `starts` */
+	int64_t *past;       /* tokens of each sequence */
+	bool by_rows;        /* each of the rows in work is a token of another sequence */
 	int32_t *sequences, *host_sequences; /* of the tokens in work */
 	float *decode_logits;                /* [sequences, vocab] */
 	int32_t *chosen;                     /* [sequences], by these numbers */
@@ -447,6 +471,28 @@ void model_rotation(const struct model *m, int layer, struct device_attention *a
 int model_share(struct model *m, const float *own, int64_t n, float *all, struct error *err);
 /* Losses of the batch's tokens (host), of which this rank has computed those of its own. */
 int model_share_losses(struct model *m, const struct model_pass *p, float *losses, struct error *err);
+/* ---- mixer.c, mixer_buffers.c: attention, or linear attention in its place ---- */
+/* The roles of the products in front of it and behind it. */
+enum parameter_role model_projection(const struct model *m, int layer);
+enum parameter_role model_output_projection(const struct model *m, int layer);
+/* The first product, of x, to a->qkv, and the gates to a->gate. */
+void model_project(struct model *m, int layer, const char *x, int64_t tokens);
+/* From there to a->attention. */
+int model_mix(struct model *m, const struct model_pass *p, int layer, struct error *err);
+/* The input of the second product: a->attention, or m->y, to which it is computed. */
+const char *model_mixed(struct model *m, int layer, int64_t tokens);
+/* From the gradient of that in m->d_wide to that of the first product's output, *d_projected. */
+int model_mix_backward(struct model *m, const struct model_pass *p, int layer, const char **d_projected,
+                       struct error *err);
+/* Linear attention of parts of sequences, from their states. */
+void model_mix_carried(struct model *m, int layer, int64_t tokens, int parts);
+/* Of a sequence in a layer: floats of its states, and bytes of the last inputs of the convolution. */
+size_t model_state_floats(const struct model *m);
+size_t model_last_bytes(const struct model *m);
+void model_state_place(struct model *m, struct arena *a, int layer);
+void model_state_reset(struct model *m, int layer, int sequence);
+void model_state_copy(struct model *m, int layer, int from, int to);
+
 /* Attention of the batch, to a->attention and a->lse; q and k are in qk, v in a->qkv. Both passes wait for
  * other ranks where these share the batch. */
 int model_attend(struct model *m, const struct model_pass *p, int layer, const char *qk, struct error *err);

@@ -23,6 +23,11 @@ static const enum parameter_role unit_order[] = {PARAMETER_EMBEDDING,
                                                  PARAMETER_K,
                                                  PARAMETER_V,
                                                  PARAMETER_O,
+                                                 PARAMETER_DELTA_QKV,
+                                                 PARAMETER_DELTA_Z,
+                                                 PARAMETER_DELTA_B,
+                                                 PARAMETER_DELTA_A,
+                                                 PARAMETER_DELTA_OUT,
                                                  PARAMETER_ROUTER,
                                                  PARAMETER_GATE,
                                                  PARAMETER_UP,
@@ -43,7 +48,11 @@ static const enum parameter_role unit_order[] = {PARAMETER_EMBEDDING,
                                                  PARAMETER_MLP_OUT_NORM,
                                                  PARAMETER_INPUT_NORM_BIAS,
                                                  PARAMETER_POST_NORM_BIAS,
-                                                 PARAMETER_FINAL_NORM_BIAS};
+                                                 PARAMETER_FINAL_NORM_BIAS,
+                                                 PARAMETER_DELTA_CONV,
+                                                 PARAMETER_DELTA_A_LOG,
+                                                 PARAMETER_DELTA_DT_BIAS,
+                                                 PARAMETER_DELTA_NORM};
 
 /* As transformers' state_dict has the members of a block. */
 static const enum parameter_role block_order[] = {PARAMETER_Q,
@@ -56,6 +65,15 @@ static const enum parameter_role block_order[] = {PARAMETER_Q,
                                                   PARAMETER_O_BIAS,
                                                   PARAMETER_Q_NORM,
                                                   PARAMETER_K_NORM,
+                                                  PARAMETER_DELTA_DT_BIAS,
+                                                  PARAMETER_DELTA_A_LOG,
+                                                  PARAMETER_DELTA_CONV,
+                                                  PARAMETER_DELTA_NORM,
+                                                  PARAMETER_DELTA_OUT,
+                                                  PARAMETER_DELTA_QKV,
+                                                  PARAMETER_DELTA_Z,
+                                                  PARAMETER_DELTA_B,
+                                                  PARAMETER_DELTA_A,
                                                   PARAMETER_ROUTER,
                                                   PARAMETER_GATE,
                                                   PARAMETER_GATE_BIAS,
@@ -131,10 +149,10 @@ static void start_unit(struct model_unit *u, int base)
 }
 
 /* The shape of a part of a role's adapter. */
-static int part_shape(const struct builder *b, enum parameter_role role, enum parameter_part part,
-                      int64_t shape[2])
+static int part_shape(const struct builder *b, enum parameter_role role, enum parameter_part part, int base,
+                      int64_t shape[3])
 {
-	int dims = role_shape(b->c, role, shape);
+	int dims = role_shape(b->c, role, base, shape);
 
 	if (part == PART_WEIGHT)
 		return dims;
@@ -163,15 +181,15 @@ static void place_weights(const struct builder *b, struct model_unit *u, bool tr
 	for (size_t i = 0; i < ARRAY_SIZE(unit_order); i++) {
 		enum parameter_role role = unit_order[i];
 		const struct choice *choice = &choices[role];
-		int64_t shape[2];
-		int dims = role_shape(b->c, role, shape);
+		int64_t shape[3];
+		int dims = role_shape(b->c, role, u->base, shape);
 
 		if (!choice->there || (dims == 2) != matrices || !(choice->trained ? trained : frozen))
 			continue;
 		if (!role_follows(role) || u->offset[PART_WEIGHT][before(role)] < 0)
 			u->count = align(u->count);
 		u->offset[PART_WEIGHT][role] = u->count;
-		u->count += dims == 2 ? shape[0] * shape[1] : shape[0];
+		u->count += role_elements(dims, shape);
 		/* Behind those of the first expert come those of the others. */
 		if (role_of_experts(b->c, role) && model_layout_next(role) == PARAMETER_ROLES)
 			u->count += (b->c->experts - 1) * role_distance(b->c, role);
@@ -188,17 +206,17 @@ static void place_adapters(const struct builder *b, struct model_unit *u, enum p
 
 	for (size_t i = 0; i < ARRAY_SIZE(unit_order); i++) {
 		enum parameter_role role = unit_order[i];
-		int64_t shape[2];
+		int64_t shape[3];
 		int dims;
 
 		if (!choices[role].adapted)
 			continue;
-		dims = part_shape(b, role, part, shape);
+		dims = part_shape(b, role, part, u->base, shape);
 		if (part != PART_LORA_A || model_layout_leader(role) != group)
 			u->count = align(u->count);
 		group = model_layout_leader(role);
 		u->offset[part][role] = u->count;
-		u->count += dims == 2 ? shape[0] * shape[1] : shape[0];
+		u->count += role_elements(dims, shape);
 	}
 	if (part != PART_MAGNITUDE)
 		u->matrices = align(u->count);
@@ -291,14 +309,14 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	struct model_layout *l = b->l;
 	struct model_parameter *p = &l->parameter[l->parameters];
 	int unit = base;
-	int64_t shape[2];
+	int64_t shape[3];
 	int dims;
 
 	if (l->unit[unit].offset[part][role] < 0)
 		unit = l->unit[base].companion;
 	if (unit < 0 || l->unit[unit].offset[part][role] < 0)
 		return;
-	dims = part_shape(b, role, part, shape);
+	dims = part_shape(b, role, part, base, shape);
 	role_parameter_name(b->c, role, base, expert, p->name, sizeof(p->name));
 	p->role = role;
 	p->part = part;
@@ -320,11 +338,15 @@ static void add_parameter(const struct builder *b, enum parameter_role role, enu
 	p->offset = l->unit[unit].offset[part][role] + expert * role_distance(b->c, role);
 	p->dims = dims;
 	p->shape[0] = shape[0];
-	p->shape[1] = dims == 2 ? shape[1] : 1;
-	p->count = p->shape[0] * p->shape[1];
+	p->shape[1] = dims > 1 ? shape[1] : 1;
+	p->shape[2] = dims > 2 ? shape[2] : 1;
+	p->count = role_elements(dims, shape);
 	p->matrix = dims == 2;
 	p->transposed = part == PART_WEIGHT && dims == 2 && role_transposed(b->c, role);
-	p->start = part == PART_WEIGHT && is_norm(role) && !b->c->norm_plus_one ? 1 : 0;
+	p->start = part == PART_WEIGHT && (role == PARAMETER_DELTA_NORM || role == PARAMETER_DELTA_DT_BIAS ||
+	                                   (is_norm(role) && !b->c->norm_plus_one))
+	               ? 1
+	               : 0;
 	l->parameters++;
 	if (p->in_state)
 		return;

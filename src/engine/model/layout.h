@@ -57,6 +57,17 @@ enum parameter_role {
 	PARAMETER_FINAL_NORM_BIAS,
 	PARAMETER_ROUTER, /* of a mixture of experts: [experts, hidden] */
 	PARAMETER_VALUE,  /* the value head: [1, hidden] */
+	/* Of linear attention: q, k and v, the gate of its output, and b and a (delta.h), of the same input.
+	 */
+	PARAMETER_DELTA_QKV,
+	PARAMETER_DELTA_Z,
+	PARAMETER_DELTA_B,
+	PARAMETER_DELTA_A,
+	PARAMETER_DELTA_OUT,
+	PARAMETER_DELTA_CONV, /* [channels, 1, width] */
+	PARAMETER_DELTA_A_LOG,
+	PARAMETER_DELTA_DT_BIAS,
+	PARAMETER_DELTA_NORM, /* of each head's output */
 	PARAMETER_ROLES
 };
 
@@ -84,7 +95,7 @@ struct model_parameter {
 	bool in_state;     /* no file of a model has it: a checkpoint has it in its state alone */
 	int64_t offset;    /* elements from the start of the unit */
 	int dims;
-	int64_t shape[2]; /* [out, in] (transposed: [in, out]), or [n] */
+	int64_t shape[3]; /* [out, in] (transposed: [in, out]), or [n]; of a convolution three */
 	int64_t count;
 	bool transposed;
 	bool matrix; /* else a norm or a bias: no weight decay by default */

@@ -5,7 +5,7 @@
 
 #include "engine/model/internal.h"
 
-enum { LINEAR_GROUP_MAX = 3 };
+enum { LINEAR_GROUP_MAX = MODEL_GROUP_MAX };
 
 /* Matrices of a group that are one product, or one that has an adapter: they write columns [column, column +
  * out) of a row. */

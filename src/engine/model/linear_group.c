@@ -7,7 +7,7 @@ int64_t linear_rows_of(const struct model *m, enum parameter_role role)
 {
 	switch (role) {
 	case PARAMETER_Q:
-		return m->c.fused_qkv ? m->qkv : m->q;
+		return m->c.fused_qkv ? m->qkv : m->c.gated_attention ? 2 * m->q : m->q;
 	case PARAMETER_K:
 	case PARAMETER_V:
 		return m->kv;
@@ -22,6 +22,15 @@ int64_t linear_rows_of(const struct model *m, enum parameter_role role)
 		return m->c.experts;
 	case PARAMETER_VALUE:
 		return 1;
+	case PARAMETER_DELTA_QKV:
+		return m->channels;
+	case PARAMETER_DELTA_Z:
+		return m->delta_value;
+	case PARAMETER_DELTA_B:
+	case PARAMETER_DELTA_A:
+		return m->c.delta_value_heads;
+	case PARAMETER_DELTA_OUT:
+		return m->c.hidden;
 	default: /* the head */
 		return model_config_outputs(&m->c);
 	}
@@ -44,14 +53,17 @@ enum parameter_role linear_bias_of(enum parameter_role role)
 		return PARAMETER_UP_BIAS;
 	case PARAMETER_DOWN:
 		return PARAMETER_DOWN_BIAS;
-	default: /* the heads, and a router */
+	default: /* the heads, a router, and linear attention */
 		return PARAMETER_ROLES;
 	}
 }
 
 int64_t linear_columns_in(const struct model *m, enum parameter_role role)
 {
-	return role == PARAMETER_O ? m->q : role == PARAMETER_DOWN ? m->c.intermediate : m->c.hidden;
+	return role == PARAMETER_O           ? m->q
+	       : role == PARAMETER_DOWN      ? m->c.intermediate
+	       : role == PARAMETER_DELTA_OUT ? m->delta_value
+	                                     : m->c.hidden;
 }
 
 /* Whether b lies right behind n elements of a, or both are missing. */

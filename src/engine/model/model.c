@@ -46,7 +46,11 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->kv = (int64_t)c->kv_heads * c->head_dim;
 	m->qkv = m->q + 2 * m->kv;
 	m->gate_up = (c->gated ? 2 : 1) * (int64_t)c->intermediate;
-	m->wide = MAX(MAX(c->intermediate, c->hidden), m->q);
+	m->delta_key = (int64_t)c->delta_key_heads * c->delta_key_dim;
+	m->delta_value = (int64_t)c->delta_value_heads * c->delta_value_dim;
+	m->channels = model_config_channels(c);
+	m->delta_row = m->channels + m->delta_value + 2 * (int64_t)c->delta_value_heads;
+	m->wide = MAX(MAX(c->intermediate, c->hidden), MAX(m->q, m->delta_value));
 	model_experts_size(m);
 	m->vector_weights_of = -1;
 	m->logits_rows = options->logits_rows ? options->logits_rows : choose_logits_rows(m);
@@ -62,6 +66,8 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->unit = calloc((size_t)layout->units, sizeof(*m->unit));
 	m->layer = calloc((size_t)c->layers + 1, sizeof(*m->layer));
 	m->cache = calloc((size_t)c->layers, sizeof(*m->cache));
+	m->state = calloc((size_t)c->layers, sizeof(*m->state));
+	m->last = calloc((size_t)c->layers, sizeof(*m->last));
 	m->o.cache_sequences = MAX(options->cache_sequences, 1);
 	if (options->fp8) {
 		m->fp8.weight = calloc((size_t)(options->fp8_shared ? 1 : c->layers) * FP8_WEIGHTS,
@@ -72,6 +78,7 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->host_shares =
 	    calloc((size_t)m->o.sequence_degree * (size_t)c->experts + 1, sizeof(*m->host_shares));
 	m->past = calloc((size_t)m->o.cache_sequences, sizeof(*m->past));
+	m->host_parts = calloc((size_t)m->o.cache_sequences + 1, sizeof(int32_t));
 	m->host_positions = calloc(tokens + 1, sizeof(int32_t));
 	m->host_sequences = calloc(tokens + 1, sizeof(int32_t));
 	m->host_rows = calloc(tokens + 1, sizeof(int32_t));
@@ -80,10 +87,10 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->token_losses =
 	    calloc(options->weighed ? (c->values ? 4 : 2) * tokens * (size_t)m->o.sequence_degree + 1 : 1,
 	           sizeof(float));
-	if (!m->unit || !m->layer || !m->cache || !m->host_starts || !m->host_shares || !m->past ||
-	    !m->host_positions || !m->host_sequences || !m->host_rows ||
-	    (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) || !m->host_targets || !m->host_losses ||
-	    !m->token_losses)
+	if (!m->unit || !m->layer || !m->cache || !m->state || !m->last || !m->host_parts ||
+	    !m->host_starts || !m->host_shares || !m->past || !m->host_positions || !m->host_sequences ||
+	    !m->host_rows || (options->fp8 && (!m->fp8.weight || !m->fp8.amax)) || !m->host_targets ||
+	    !m->host_losses || !m->token_losses)
 		return error_oom(err);
 	*out = steal_pointer(m);
 	return 0;
@@ -98,6 +105,9 @@ void model_free(struct model *m)
 	free(m->fp8.amax);
 	free(m->layer);
 	free(m->cache);
+	free(m->state);
+	free(m->last);
+	free(m->host_parts);
 	free(m->past);
 	free(m->host_starts);
 	free(m->host_shares);
@@ -133,7 +143,7 @@ static void take_outputs(struct model *m, struct arena *a, int layer)
 		enum parameter_role role, readers[2];
 		const char *name;
 	} norms[BLOCK_NORMS] = {
-	    [NORM_INPUT] = {PARAMETER_INPUT_NORM, {PARAMETER_Q, PARAMETER_ROLES}, "input norm"},
+	    [NORM_INPUT] = {PARAMETER_INPUT_NORM, {PARAMETER_Q, PARAMETER_DELTA_QKV}, "input norm"},
 	    [NORM_POST] = {PARAMETER_POST_NORM, {PARAMETER_GATE, PARAMETER_ROUTER}, "post norm"},
 	    [NORM_ATTENTION_OUT] = {PARAMETER_ATTENTION_OUT_NORM,
 	                            {PARAMETER_ROLES, PARAMETER_ROLES},
@@ -155,9 +165,31 @@ static void take_outputs(struct model *m, struct arena *a, int layer)
 		               "layer %d mlp activation", layer);
 }
 
+/* What is kept of attention, or of linear attention; of what blocks share, both. */
+static void take_mixer(struct model *m, struct arena *a, int layer, bool shared)
+{
+	struct model_activations *act = &m->layer[layer];
+	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size;
+	bool linear = model_config_is_linear(&m->c, layer), any = m->c.delta_value_heads > 0;
+	int64_t qkv = linear ? m->delta_row : m->qkv, out = linear ? m->delta_value : m->q;
+
+	if (shared && any) {
+		qkv = MAX(m->qkv, m->delta_row);
+		out = MAX(m->q, m->delta_value);
+		linear = false;
+	}
+	act->qkv = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)qkv, "layer %d qkv", layer);
+	act->attention = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)out, "layer %d attention", layer);
+	if (linear)
+		return;
+	act->lse = arena_take(a, BUFFER_ACTIVATIONS, tokens * (size_t)m->c.heads * 4, "layer %d lse", layer);
+	if (m->c.gated_attention)
+		act->gate = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->q, "layer %d gate", layer);
+}
+
 static void take_activations(struct model *m, struct arena *a)
 {
-	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size;
+	size_t row = (size_t)m->o.max_tokens * m->size;
 
 	for (int l = 0; l <= m->c.layers; l++) {
 		struct model_activations *act = &m->layer[l];
@@ -184,11 +216,7 @@ static void take_activations(struct model *m, struct arena *a)
 			act->input_end = own.input_end;
 			continue;
 		}
-		act->qkv = arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->qkv, "layer %d qkv", l);
-		act->attention =
-		    arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->q, "layer %d attention", l);
-		act->lse =
-		    arena_take(a, BUFFER_ACTIVATIONS, tokens * (size_t)m->c.heads * 4, "layer %d lse", l);
+		take_mixer(m, a, l, shares);
 		act->middle =
 		    arena_take(a, BUFFER_ACTIVATIONS, row * (size_t)m->c.hidden, "layer %d middle", l);
 		if (m->c.norm_place != MODEL_NORM_BEFORE) {
@@ -248,21 +276,22 @@ static size_t frozen_norms(const struct model *m)
 {
 	for (int u = 0; u < m->layout->base_units; u++)
 		if (m->layout->unit[u].frozen)
-			return (size_t)MAX(m->c.hidden, m->q);
+			return (size_t)MAX(MAX(m->c.hidden, m->q), m->channels * m->c.conv_width);
 	return 0;
 }
 
 static void take_adapters(struct model *m, struct arena *a)
 {
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size;
-	size_t widest = (size_t)MAX(MAX(m->gate_up, m->qkv), m->c.hidden);
+	size_t widest = (size_t)MAX(MAX(m->gate_up, m->qkv + (m->c.gated_attention ? m->q : 0)),
+	                            MAX(m->c.hidden, m->delta_row));
 
-	m->low = arena_take(a, BUFFER_SCRATCH, 3 * row * (size_t)m->rank, "adapter input");
+	m->low = arena_take(a, BUFFER_SCRATCH, MODEL_GROUP_MAX * row * (size_t)m->rank, "adapter input");
 	if (m->dora)
 		m->norms = arena_take(a, BUFFER_SCRATCH, widest * sizeof(float), "norms of adapted rows");
 	if (!m->o.training)
 		return;
-	m->d_low = arena_take(a, BUFFER_SCRATCH, 3 * row * (size_t)m->rank, "adapter gradient");
+	m->d_low = arena_take(a, BUFFER_SCRATCH, MODEL_GROUP_MAX * row * (size_t)m->rank, "adapter gradient");
 	if (m->o.tuning->dropout > 0)
 		m->masked = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->wide, "dropout");
 	if (m->dora) {
@@ -310,8 +339,14 @@ void model_place_buffers(struct model *m, struct arena *a)
 	m->y = arena_take(a, BUFFER_SCRATCH,
 	                  (size_t)MAX(m->o.max_tokens * m->wide, m->places * m->c.intermediate) * m->size,
 	                  "mlp output");
-	m->rstd = arena_take(a, BUFFER_SCRATCH, tokens * (size_t)(m->c.heads + m->c.kv_heads) * 4,
+	m->rstd = arena_take(a, BUFFER_SCRATCH,
+	                     tokens * (size_t)MAX(m->c.heads + m->c.kv_heads, m->c.delta_value_heads) * 4,
 	                     "norm statistics");
+	if (m->c.gated_attention)
+		m->projected =
+		    arena_take(a, BUFFER_SCRATCH, row * (size_t)(m->qkv + m->q), "q with gates, k and v");
+	if (m->c.delta_value_heads)
+		m->convolved = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->channels, "convolution output");
 	if (m->c.qk_norm)
 		m->rotated = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "normed q and k");
 	if (m->c.experts)
@@ -325,7 +360,13 @@ void model_place_buffers(struct model *m, struct arena *a)
 		m->d_wide =
 		    arena_take(a, BUFFER_SCRATCH, MAX((tokens + 1) * (size_t)m->wide, spread) * m->size,
 		               "wide gradient");
-		m->d_qkv = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->qkv, "qkv gradient");
+		m->d_qkv =
+		    arena_take(a, BUFFER_SCRATCH, row * (size_t)MAX(m->qkv, m->delta_row), "qkv gradient");
+		if (m->c.gated_attention)
+			m->d_gate = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->q, "gate gradient");
+		if (m->c.delta_value_heads)
+			m->d_convolved =
+			    arena_take(a, BUFFER_SCRATCH, row * (size_t)m->channels, "convolution gradient");
 		m->dx = arena_take(a, BUFFER_SCRATCH, row * hidden, "residual gradient");
 		if (m->c.norm_place != MODEL_NORM_BEFORE || m->c.residual_scale != 1)
 			m->d_branch = arena_take(a, BUFFER_SCRATCH, row * hidden, "branch gradient");
@@ -353,15 +394,18 @@ void model_place_buffers(struct model *m, struct arena *a)
 	}
 	if (m->o.training)
 		m->inverse = arena_take(a, BUFFER_INPUT, tokens * 4, "places of rows");
-	for (int t = 0; t < model_config_rotary_tables(&m->c); t++) {
+	for (int t = 0; t < model_config_rotary_tables(&m->c) + (m->c.query_beta > 0); t++) {
 		m->cos[t] = arena_take(a, BUFFER_INPUT, table, "rope cos");
 		m->sin[t] = arena_take(a, BUFFER_INPUT, table, "rope sin");
 	}
 	for (int l = 0; l < m->c.layers && m->o.cache_tokens; l++)
-		m->cache[l] = arena_take(a, BUFFER_CACHE,
-		                         (size_t)m->o.cache_sequences * (size_t)m->o.cache_tokens * 2 *
-		                             (size_t)m->kv * m->size,
-		                         "layer %d kv cache", l);
+		if (model_config_is_linear(&m->c, l))
+			model_state_place(m, a, l);
+		else
+			m->cache[l] = arena_take(a, BUFFER_CACHE,
+			                         (size_t)m->o.cache_sequences * (size_t)m->o.cache_tokens *
+			                             2 * (size_t)m->kv * m->size,
+			                         "layer %d kv cache", l);
 	if (m->o.cache_tokens)
 		take_choices(m, a);
 	/* These in one piece, and last, for model_reuse. */
@@ -415,6 +459,10 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .type = m->o.type,
 	                            .gradient_type = m->o.gradient_type,
 	                            .norm_cols = projection ? (int)m->q : 0,
+	                            .projection = MAX(m->c.gated_attention ? m->qkv + m->q : 0,
+	                                              m->c.delta_value_heads ? m->delta_row : 0),
+	                            .delta = {m->c.delta_key_heads, m->c.delta_value_heads,
+	                                      m->c.delta_key_dim, m->c.delta_value_dim, m->o.training},
 	                            .all_before = all,
 	                            .windowed = windowed,
 	                            .capped = m->c.attention_cap > 0,

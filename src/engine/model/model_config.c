@@ -38,8 +38,14 @@ static uint64_t digest_more(const struct model_config *c, uint64_t h)
 	if (c->experts)
 		h = hash_bytes((int[]){c->experts, c->chosen_experts, c->normalized_experts}, 3 * sizeof(int),
 		               h);
+	if (c->delta_value_heads)
+		h = hash_bytes((int[]){c->delta_key_heads, c->delta_value_heads, c->delta_key_dim,
+		                       c->delta_value_dim, c->conv_width},
+		               5 * sizeof(int), hash_bytes(&c->linear, sizeof(c->linear), h));
 	if (c->multimodal)
-		h = hash_bytes((int[]){(int)c->multimodal}, sizeof(int), h);
+		h = hash_bytes(c->whole, strlen(c->whole), h);
+	if (c->query_beta > 0)
+		h = hash_bytes(&c->query_beta, sizeof(c->query_beta), h);
 	if (c->scores)
 		h = hash_bytes("scores", strlen("scores"), h);
 	return c->two_ropes ? digest_rope(&c->window_rope, h) : h;
@@ -82,21 +88,37 @@ static int64_t norm_parameters(const struct model_config *c)
 	return (c->layer_norm ? 2 : 1) * (int64_t)c->hidden;
 }
 
-/* experts: so many of them. */
-static int64_t block_parameters(const struct model_config *c, int experts)
+/* Of attention, or what is in its place. */
+static int64_t mixer_parameters(const struct model_config *c, int layer)
 {
 	int64_t h = c->hidden, q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
-	int64_t wide = (c->gated ? 2 : 1) * (int64_t)c->intermediate;
-	int64_t mlp = h * (wide + c->intermediate);
-	int64_t n = 2 * h * q + 2 * h * kv + (c->experts ? experts * mlp + c->experts * h : mlp);
+	int64_t projected = (c->gated_attention ? 2 : 1) * q + 2 * kv;
+	int64_t value = (int64_t)c->delta_value_heads * c->delta_value_dim,
+	        channels = model_config_channels(c);
+	int64_t n = h * projected + h * q;
 
-	n += (c->norm_place == MODEL_NORM_AROUND ? 4 : 2) * norm_parameters(c);
-	n += c->qkv_bias ? q + 2 * kv : 0;
+	if (model_config_is_linear(c, layer))
+		return h * (channels + value + 2 * (int64_t)c->delta_value_heads) + channels * c->conv_width +
+		       2 * (int64_t)c->delta_value_heads + c->delta_value_dim + h * value;
+	n += c->qkv_bias ? projected : 0;
 	n += c->o_bias ? h : 0;
-	n += c->mlp_bias ? wide + h : 0;
 	n += c->qk_norm == MODEL_QK_NORM_HEADS        ? 2 * c->head_dim
 	     : c->qk_norm == MODEL_QK_NORM_PROJECTION ? q + kv
 	                                              : 0;
+	return n;
+}
+
+/* experts: so many of them. */
+static int64_t blocks_parameters(const struct model_config *c, int experts)
+{
+	int64_t h = c->hidden, wide = (c->gated ? 2 : 1) * (int64_t)c->intermediate;
+	int64_t mlp = h * (wide + c->intermediate), n;
+
+	n = (c->experts ? experts * mlp + c->experts * h : mlp) + (c->mlp_bias ? wide + h : 0) +
+	    (c->norm_place == MODEL_NORM_AROUND ? 4 : 2) * norm_parameters(c);
+	n *= c->layers;
+	for (int l = 0; l < c->layers; l++)
+		n += mixer_parameters(c, l);
 	return n;
 }
 
@@ -109,7 +131,7 @@ static int64_t parameters_with(const struct model_config *c, int experts)
 {
 	int64_t head = c->tied ? 0 : model_config_outputs(c);
 
-	return (c->vocab + head) * c->hidden + c->layers * block_parameters(c, experts) + norm_parameters(c) +
+	return (c->vocab + head) * c->hidden + blocks_parameters(c, experts) + norm_parameters(c) +
 	       (c->learned_positions ? c->max_positions * c->hidden : 0);
 }
 
@@ -126,9 +148,15 @@ int64_t model_config_active_parameters(const struct model_config *c)
 double model_config_flops(const struct model_config *c, double length)
 {
 	double n = (double)model_config_outputs(c) * c->hidden +
-	           (double)c->layers * block_parameters(c, c->chosen_experts) + (double)norm_parameters(c);
+	           (double)blocks_parameters(c, c->chosen_experts) + (double)norm_parameters(c);
+	int full = 0;
 
-	return 6 * n + 6.0 * c->layers * c->heads * c->head_dim * length;
+	for (int l = 0; l < c->layers; l++)
+		full += !model_config_is_linear(c, l);
+
+	/* Linear attention reads and changes its state, which is as much whatever the length. */
+	return 6 * n + 6.0 * full * c->heads * c->head_dim * length +
+	       24.0 * (c->layers - full) * c->delta_value_heads * c->delta_key_dim * c->delta_value_dim;
 }
 
 int model_config_window(const struct model_config *c, int layer)

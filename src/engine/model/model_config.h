@@ -14,6 +14,8 @@
 #include "engine/model/rope.h"
 
 #define MODEL_LAYERS_MAX 4096
+#define DELTA_DIM_MAX    256 /* of a head of linear attention */
+#define CONV_WIDTH_MAX   8
 
 /* How checkpoints name the parameters, and which of them there are (roles.c). */
 enum model_naming {
@@ -86,6 +88,7 @@ struct model_config {
 	bool qkv_bias, o_bias, mlp_bias;
 	enum model_naming naming;
 	enum model_multimodal multimodal;
+	char whole[16];  /* model_type of the multimodal model that it is a part of, such as qwen2_5_vl */
 	bool fused_qkv;  /* q, k and v are one matrix */
 	bool fused_mlp;  /* gate and up are */
 	bool transposed; /* the matrices of a block are stored [in, out] */
@@ -101,9 +104,15 @@ struct model_config {
 	enum model_norm_place norm_place;
 	enum model_qk_norm qk_norm;
 
-	int window;                    /* sliding window in tokens, 0: none */
-	int window_from;               /* first layer that has it */
-	struct model_layers full;      /* later ones that see all tokens all the same */
+	int window;               /* sliding window in tokens, 0: none */
+	int window_from;          /* first layer that has it */
+	struct model_layers full; /* later ones that see all tokens all the same */
+	/* Layers with linear attention (delta.h) in the place of attention, with so many heads of such sizes,
+	 * and a convolution over so many tokens in front of it; delta_value_heads 0: there are none. */
+	struct model_layers linear;
+	int delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim, conv_width;
+	bool gated_attention; /* what attention gives is multiplied by sigmoid(gate), which q_proj gives, too
+	                       */
 	struct model_layers unrotated; /* without rotary position embedding */
 	bool learned_positions;        /* a table of them instead of the rotation */
 	int rotary_dim;                /* elements of a head that are rotated, the first ones */
@@ -111,6 +120,9 @@ struct model_config {
 	struct model_rope rope;
 	bool two_ropes; /* layers with a window have other frequencies: */
 	struct model_rope window_rope;
+	/* Of token p queries are multiplied by 1 + beta · log(1 + floor(p / rope.original_positions)); 0:
+	 * by 1. */
+	double query_beta;
 
 	double attention_scale; /* of scores, 0: 1 / sqrt(head_dim) */
 	double attention_cap;   /* of scores, c · tanh(score / c); 0: none */
@@ -155,6 +167,18 @@ static inline void model_config_set_scores(struct model_config *c)
 double model_config_flops(const struct model_config *c, double length);
 /* Sliding window of a layer, 0: none. */
 int model_config_window(const struct model_config *c, int layer);
+static inline bool model_config_is_linear(const struct model_config *c, int layer)
+{
+	return model_layers_has(&c->linear, layer);
+}
+
+/* Channels of the convolution: q, k and v of linear attention. */
+static inline int64_t model_config_channels(const struct model_config *c)
+{
+	return 2 * (int64_t)c->delta_key_heads * c->delta_key_dim +
+	       (int64_t)c->delta_value_heads * c->delta_value_dim;
+}
+
 /* Frequencies differ between kinds of layers: the number of tables of angles (0, 1 or 2), and a layer's; -1:
  * it does not rotate. */
 int model_config_rotary_tables(const struct model_config *c);

@@ -12,17 +12,17 @@
 #define WHOLE "model.language_model."
 
 static const struct multimodal models[] = {
-    {"gemma3", "gemma3_text", "Gemma3ForConditionalGeneration", MULTIMODAL_LLAVA},
-    {"mistral3", NULL, "Mistral3ForConditionalGeneration", MULTIMODAL_LLAVA},
-    {"llava", NULL, "LlavaForConditionalGeneration", MULTIMODAL_LLAVA},
-    {"internvl", NULL, "InternVLForConditionalGeneration", MULTIMODAL_LLAVA},
-    {"qwen2_vl", "qwen2", "Qwen2VLForConditionalGeneration", MULTIMODAL_QWEN2_VL},
-    {"qwen2_5_vl", "qwen2", "Qwen2_5_VLForConditionalGeneration", MULTIMODAL_QWEN2_VL},
-    {"qwen3_vl", "qwen3", "Qwen3VLForConditionalGeneration", MULTIMODAL_QWEN3_VL},
+    {"gemma3", "gemma3_text", NULL, "Gemma3ForConditionalGeneration", MULTIMODAL_LLAVA, false},
+    {"mistral3", NULL, "mistral", "Mistral3ForConditionalGeneration", MULTIMODAL_LLAVA, false},
+    {"llava", NULL, "llama", "LlavaForConditionalGeneration", MULTIMODAL_LLAVA, true},
+    {"internvl", NULL, "qwen2", "InternVLForConditionalGeneration", MULTIMODAL_LLAVA, false},
+    {"qwen2_vl", "qwen2_vl_text", NULL, "Qwen2VLForConditionalGeneration", MULTIMODAL_QWEN2_VL, true},
+    {"qwen2_5_vl", "qwen2_vl_text", NULL, "Qwen2_5_VLForConditionalGeneration", MULTIMODAL_QWEN2_VL, true},
+    {"qwen3_5", "qwen3_5_text", NULL, "Qwen3_5ForConditionalGeneration", MULTIMODAL_QWEN3_VL, false},
+    {"qwen3_vl", "qwen3_vl_text", NULL, "Qwen3VLForConditionalGeneration", MULTIMODAL_QWEN3_VL, false},
 };
 
-/* What files have in place of WHOLE, and of HEAD: the first as transformers writes it, the others as earlier
- * versions did, or as the language model alone is saved. */
+/* What files have in place of WHOLE and HEAD. */
 static const struct {
 	const char *prefix, *head;
 } forms[] = {

@@ -12,10 +12,12 @@
 #include "engine/model/model_config.h"
 
 struct multimodal {
-	const char *name;         /* model_type of the whole */
-	const char *family;       /* of text_config; NULL: its own model_type says so */
+	const char *name;   /* model_type of the whole */
+	const char *family; /* of text_config; NULL: its own model_type says so, or where it has none: */
+	const char *default_family;
 	const char *architecture; /* the class that transformers loads */
 	enum model_multimodal naming;
+	bool ties_either; /* the head is tied where text_config or the whole says so */
 };
 
 /* NULL: a model_type that is none of these. */

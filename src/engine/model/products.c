@@ -11,10 +11,6 @@ static char *no_place(void)
 	return (char *)((uintptr_t)ARENA_ALIGNMENT << 12);
 }
 
-/* Experts' products are their own (experts.c). */
-static const enum parameter_role of_a_block[] = {PARAMETER_Q, PARAMETER_O, PARAMETER_GATE, PARAMETER_DOWN},
-                                 with_experts[] = {PARAMETER_Q, PARAMETER_O, PARAMETER_ROUTER};
-
 static void list_gradients(struct model *m, int unit, enum parameter_role role, int64_t tokens)
 {
 	model_linear_input_gradient(m, unit, role, no_place(), no_place(), tokens);
@@ -25,8 +21,12 @@ static void list_gradients(struct model *m, int unit, enum parameter_role role, 
 
 static void list_block(struct model *m, int unit, int64_t tokens)
 {
-	const enum parameter_role *roles = m->c.experts ? with_experts : of_a_block;
-	size_t n = m->c.experts ? ARRAY_SIZE(with_experts) : ARRAY_SIZE(of_a_block);
+	/* Experts' products are their own (experts.c). */
+	const enum parameter_role roles[] = {model_projection(m, unit - 1),
+	                                     model_output_projection(m, unit - 1),
+	                                     m->c.experts ? PARAMETER_ROUTER : PARAMETER_GATE,
+	                                     m->c.experts ? PARAMETER_ROLES : PARAMETER_DOWN};
+	size_t n = m->c.experts ? 3 : 4;
 
 	for (size_t i = 0; i < n; i++) {
 		model_linear(m, unit, roles[i], no_place(), no_place(), tokens);

@@ -42,6 +42,15 @@ static const struct {
     [PARAMETER_FINAL_NORM_BIAS] = {"model.norm.bias", false},
     [PARAMETER_ROUTER] = {"mlp.gate.weight", false},
     [PARAMETER_VALUE] = {"v_head.summary.weight", false},
+    [PARAMETER_DELTA_QKV] = {"linear_attn.in_proj_qkv.weight", false},
+    [PARAMETER_DELTA_Z] = {"linear_attn.in_proj_z.weight", true},
+    [PARAMETER_DELTA_B] = {"linear_attn.in_proj_b.weight", true},
+    [PARAMETER_DELTA_A] = {"linear_attn.in_proj_a.weight", true},
+    [PARAMETER_DELTA_OUT] = {"linear_attn.out_proj.weight", false},
+    [PARAMETER_DELTA_CONV] = {"linear_attn.conv1d.weight", false},
+    [PARAMETER_DELTA_A_LOG] = {"linear_attn.A_log", false},
+    [PARAMETER_DELTA_DT_BIAS] = {"linear_attn.dt_bias", false},
+    [PARAMETER_DELTA_NORM] = {"linear_attn.norm.weight", false},
 };
 
 /* Where names differ from those of `roles`. */
@@ -90,13 +99,58 @@ bool role_transposed(const struct model_config *c, enum parameter_role role)
 	return c->transposed && role_unit(c, role) == 1;
 }
 
-int role_shape(const struct model_config *c, enum parameter_role role, int64_t shape[2])
+/* Of linear attention; its convolution apart. */
+static int64_t delta_rows(const struct model_config *c, enum parameter_role role)
 {
+	switch (role) {
+	case PARAMETER_DELTA_QKV:
+	case PARAMETER_DELTA_CONV:
+		return model_config_channels(c);
+	case PARAMETER_DELTA_Z:
+		return (int64_t)c->delta_value_heads * c->delta_value_dim;
+	case PARAMETER_DELTA_OUT:
+		return c->hidden;
+	case PARAMETER_DELTA_NORM:
+		return c->delta_value_dim;
+	default:
+		return c->delta_value_heads;
+	}
+}
+
+static bool is_attention(enum parameter_role role)
+{
+	switch (role) {
+	case PARAMETER_Q:
+	case PARAMETER_K:
+	case PARAMETER_V:
+	case PARAMETER_O:
+	case PARAMETER_Q_NORM:
+	case PARAMETER_K_NORM:
+	case PARAMETER_Q_BIAS:
+	case PARAMETER_K_BIAS:
+	case PARAMETER_V_BIAS:
+	case PARAMETER_O_BIAS:
+		return true;
+	default:
+		return false;
+	}
+}
+
+int64_t role_elements(int dims, const int64_t shape[3])
+{
+	return shape[0] * (dims > 1 ? shape[1] : 1) * (dims > 2 ? shape[2] : 1);
+}
+
+int role_shape(const struct model_config *c, enum parameter_role role, int base, int64_t shape[3])
+{
+	bool linear = base > 0 && base <= c->layers && model_config_is_linear(c, base - 1);
 	int64_t q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
 	int64_t wide = c->fused_mlp ? 2 * (int64_t)c->intermediate : c->intermediate;
 	bool before = c->norm_place != MODEL_NORM_AFTER, after = c->norm_place != MODEL_NORM_BEFORE;
 	int64_t out = 0, in = 0;
 
+	if (linear && is_attention(role))
+		return 0;
 	switch (role) {
 	case PARAMETER_HEAD:
 		out = c->tied ? 0 : model_config_outputs(c), in = c->hidden;
@@ -126,7 +180,7 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 		out = c->layer_norm ? c->hidden : 0;
 		break;
 	case PARAMETER_Q:
-		out = c->fused_qkv ? q + 2 * kv : q, in = c->hidden;
+		out = c->fused_qkv ? q + 2 * kv : c->gated_attention ? 2 * q : q, in = c->hidden;
 		break;
 	case PARAMETER_K:
 	case PARAMETER_V:
@@ -152,7 +206,7 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 		out = c->hidden, in = c->intermediate;
 		break;
 	case PARAMETER_Q_BIAS:
-		out = !c->qkv_bias ? 0 : c->fused_qkv ? q + 2 * kv : q;
+		out = !c->qkv_bias ? 0 : c->fused_qkv ? q + 2 * kv : c->gated_attention ? 2 * q : q;
 		break;
 	case PARAMETER_K_BIAS:
 	case PARAMETER_V_BIAS:
@@ -175,6 +229,26 @@ int role_shape(const struct model_config *c, enum parameter_role role, int64_t s
 		break;
 	case PARAMETER_VALUE:
 		out = c->values, in = c->hidden;
+		break;
+	case PARAMETER_DELTA_QKV:
+	case PARAMETER_DELTA_Z:
+	case PARAMETER_DELTA_B:
+	case PARAMETER_DELTA_A:
+		out = linear ? delta_rows(c, role) : 0, in = c->hidden;
+		break;
+	case PARAMETER_DELTA_OUT:
+		out = linear ? delta_rows(c, role) : 0,
+		in = (int64_t)c->delta_value_heads * c->delta_value_dim;
+		break;
+	case PARAMETER_DELTA_CONV:
+		shape[0] = delta_rows(c, role);
+		shape[1] = 1;
+		shape[2] = c->conv_width;
+		return linear ? 3 : 0;
+	case PARAMETER_DELTA_A_LOG:
+	case PARAMETER_DELTA_DT_BIAS:
+	case PARAMETER_DELTA_NORM:
+		out = linear ? delta_rows(c, role) : 0;
 		break;
 	case PARAMETER_ROLES:
 		break;

@@ -4,8 +4,11 @@
 
 #include "engine/model/layout.h"
 
-/* The role's shape in this model, [out, in] or [n]; returns the dimensions, 0: the model has none. */
-int role_shape(const struct model_config *c, enum parameter_role role, int64_t shape[2]);
+/* The role's shape in base unit `base` of this model, [out, in], [n] or three; returns the dimensions, 0: the
+ * unit has none. */
+int role_shape(const struct model_config *c, enum parameter_role role, int base, int64_t shape[3]);
+/* Elements of such a shape. */
+int64_t role_elements(int dims, const int64_t shape[3]);
 /* Whether the role's matrix is stored [in, out] in this model. */
 bool role_transposed(const struct model_config *c, enum parameter_role role);
 /* Whether each expert of a block has a matrix of the role; and the elements from the beginning of one

@@ -15,14 +15,9 @@ static int read_type(const json_t *rope, const char *place, const struct rope_de
 	static const struct {
 		const char *name;
 		enum rope_type type;
-	} types[] = {{"default", ROPE_DEFAULT},
-	             {"linear", ROPE_LINEAR},
-	             {"llama3", ROPE_LLAMA3},
-	             {"yarn", ROPE_YARN},
-	             {"longrope", ROPE_LONGROPE},
-	             {"su", ROPE_LONGROPE},
-	             /* Of text alone, whose three positions are the same. */
-	             {"mrope", ROPE_DEFAULT}};
+	} types[] = {{"default", ROPE_DEFAULT}, {"linear", ROPE_LINEAR},     {"llama3", ROPE_LLAMA3},
+	             {"yarn", ROPE_YARN},       {"longrope", ROPE_LONGROPE}, {"su", ROPE_LONGROPE},
+	             {"dynamic", ROPE_DYNAMIC}};
 	const char *key, *type;
 	json_t *v;
 	int r;
@@ -39,6 +34,10 @@ static int read_type(const json_t *rope, const char *place, const struct rope_de
 	                &type, err);
 	if (r < 0)
 		return r;
+	if (defaults->multimodal && str_eq(type, "mrope")) {
+		*out = ROPE_DEFAULT;
+		return 0;
+	}
 	for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
 		if (str_eq(type, types[i].name)) {
 			*out = types[i].type;
@@ -47,10 +46,10 @@ static int read_type(const json_t *rope, const char *place, const struct rope_de
 			return 0;
 		}
 	}
-	return error_set(
-	    err, -EINVAL,
-	    "%s: rope type \"%.40s\" is not supported (default, linear, llama3, yarn and longrope are)",
-	    place, type);
+	return error_set(err, -EINVAL,
+	                 "%s: rope type \"%.40s\" is not supported (default, linear, dynamic, llama3, yarn "
+	                 "and longrope are)",
+	                 place, type);
 }
 
 static int read_llama3(const json_t *rope, const char *place, struct model_rope *out, struct error *err)
@@ -115,7 +114,10 @@ int rope_read(const json_t *rope, const char *place, const struct rope_defaults 
 		return r;
 	if (out->type == ROPE_DEFAULT)
 		return 0;
-	if (out->type != ROPE_LINEAR && defaults->original_positions)
+	/* transformers takes the whole context of the model for the original one. */
+	if (out->type == ROPE_DYNAMIC)
+		out->original_positions = defaults->max_positions;
+	else if (out->type != ROPE_LINEAR && defaults->original_positions)
 		out->original_positions = defaults->original_positions;
 	else if (out->type != ROPE_LINEAR &&
 	         (r = config_int(rope, "original_max_position_embeddings", place, 1, INT32_MAX,
@@ -201,15 +203,26 @@ static float yarn_frequency(const struct model_rope *rope, int dim, int pair, fl
 	return 1.0f / ((float)rope->factor * power) * (1 - keep) + 1.0f / power * keep;
 }
 
+/* theta for documents of up to `longest` tokens. */
+static double dynamic_theta(const struct model_rope *rope, int dim, int64_t longest)
+{
+	double times = (double)MAX(longest, rope->original_positions) / (double)rope->original_positions;
+
+	return rope->theta * pow(rope->factor * times - (rope->factor - 1), (double)dim / (dim - 2));
+}
+
 void rope_frequencies(const struct model_rope *rope, int dim, int64_t longest, float *inv_freq)
 {
+	double theta =
+	    rope->type == ROPE_DYNAMIC && dim > 2 ? dynamic_theta(rope, dim, longest) : rope->theta;
 	const float *each = longest > rope->original_positions ? rope->long_factor : rope->short_factor;
 
 	for (int i = 0; i < dim / 2; i++) {
-		float power = powf((float)rope->theta, (float)(2 * i) / (float)dim), f = 1.0f / power;
+		float power = powf((float)theta, (float)(2 * i) / (float)dim), f = 1.0f / power;
 
 		switch (rope->type) {
 		case ROPE_DEFAULT:
+		case ROPE_DYNAMIC:
 			break;
 		case ROPE_LINEAR:
 			f /= (float)rope->factor;

@@ -10,10 +10,11 @@
 
 enum rope_type {
 	ROPE_DEFAULT,
-	ROPE_LINEAR,  /* all frequencies divided by factor */
-	ROPE_LLAMA3,  /* low frequencies divided, a smooth ramp between */
-	ROPE_YARN,    /* the same with another ramp, and longer vectors (Peng et al. 2023) */
-	ROPE_LONGROPE /* each divided by a factor of its own, another list beyond the original context */
+	ROPE_LINEAR,   /* all frequencies divided by factor */
+	ROPE_LLAMA3,   /* low frequencies divided, a smooth ramp between */
+	ROPE_YARN,     /* the same with another ramp, and longer vectors (Peng et al. 2023) */
+	ROPE_LONGROPE, /* each divided by a factor of its own, another list beyond the original context */
+	ROPE_DYNAMIC   /* a larger theta beyond the original context (NTK-aware, by the longest document) */
 };
 
 #define ROPE_FACTORS_MAX 128 /* pairs of a head that longrope's lists may have */
@@ -35,6 +36,7 @@ struct rope_defaults {
 	int64_t max_positions;
 	int64_t original_positions; /* of a key beside the rope parameters, 0: none */
 	bool yarn_is_longrope;      /* in old configs of phi3 */
+	bool multimodal; /* "mrope" is the default: of text alone, the three positions are the same */
 };
 
 /* Reads rope_parameters (transformers 5), rope_scaling with rope_theta beside it, or one of the objects in

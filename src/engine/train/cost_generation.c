@@ -24,23 +24,35 @@ static double token_seconds(const struct model_config *c, const struct train_opt
 	/* The experts of so few tokens may all be others. */
 	double copies = c->experts ? MIN((double)c->experts, sequences * c->chosen_experts) : 1,
 	       wide = (double)c->intermediate;
-	const double shapes[][3] = {{q + 2 * kv, hidden, 1},
-	                            {hidden, q, 1},
+	double linear = cost_linear_share(c), value = (double)c->delta_value_heads * c->delta_value_dim,
+	       delta_row = (double)model_config_channels(c) + value + 2.0 * c->delta_value_heads;
+	/* The last number: how many of them an average block has. */
+	const double shapes[][3] = {{(c->gated_attention ? 2 : 1) * q + 2 * kv, hidden, 1 - linear},
+	                            {hidden, q, 1 - linear},
 	                            {(c->gated ? 2 : 1) * wide, hidden, copies},
-	                            {hidden, wide, copies}};
+	                            {hidden, wide, copies},
+	                            {delta_row, hidden, linear},
+	                            {hidden, value, linear}};
 
 	seconds =
 	    cost_gemm(h, o->precision, RATE_PRODUCT_FORWARD, sequences, vocab, hidden, sizeof(float), false);
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
+		bool mlp = i == 2 || i == 3;
 		double rows =
-		    MAX(sequences * (c->experts && i >= 2 ? c->chosen_experts : 1) / shapes[i][2], 1);
+		    mlp ? MAX(sequences * (c->experts ? c->chosen_experts : 1) / copies, 1) : sequences;
 
+		if (shapes[i][2] == 0)
+			continue;
 		seconds += c->layers * shapes[i][2] *
 		           cost_gemm(h, o->precision, RATE_PRODUCT_FORWARD, rows, shapes[i][0], shapes[i][1],
 		                     s, false);
 	}
-	seconds += c->layers * (cost_stream(h, o->precision, RATE_COPY, sequences * past * 2 * kv * s) +
-	                        SMALL_OPERATIONS * h->start);
+	/* Keys and values are read, states read and written. */
+	seconds +=
+	    c->layers * (cost_stream(h, o->precision, RATE_COPY,
+	                             (1 - linear) * sequences * past * 2 * kv * s +
+	                                 linear * 2 * sequences * value * c->delta_key_dim * sizeof(float)) +
+	                 SMALL_OPERATIONS * h->start);
 	if (h->sizing.engine != DEVICE_ENGINE_CPU)
 		return seconds +
 		       cost_stream(h, o->precision, RATE_COPY, ID_READS * sequences * vocab * sizeof(float));

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "base/cleanup.h"
+#include "engine/device/delta.h"
 #include "engine/model/roles.h"
 
 double cost_gemm(const struct hardware *h, enum dtype type, enum rate_product kind, double m, double n,
@@ -145,14 +146,47 @@ static double attention(const struct hardware *h, const struct model_config *c, 
 
 	/* Q·K and P·V; the backward pass has five such products. */
 	for (int l = 0; l < c->layers; l++) {
-		double window = model_config_window(c, l);
-		double pairs =
-		    window > 0 && window < row ? row * window - window * window / 2 : row * row / 2;
-		double flops = 4.0 * rows * pairs * c->heads * c->head_dim * (backward ? 2.5 : 1);
+		double window = model_config_window(c, l), pairs, flops;
+
+		if (model_config_is_linear(c, l))
+			continue;
+		pairs = window > 0 && window < row ? row * window - window * window / 2 : row * row / 2;
+		flops = 4.0 * rows * pairs * c->heads * c->head_dim * (backward ? 2.5 : 1);
 
 		sum += flops / rate + (h->rates ? 0 : h->start);
 	}
 	return sum / c->layers;
+}
+
+double cost_linear_share(const struct model_config *c)
+{
+	double linear = 0;
+
+	for (int l = 0; l < c->layers; l++)
+		linear += model_config_is_linear(c, l);
+	return linear / c->layers;
+}
+
+/* Share of the peak in fp32 that the gated delta rule reaches: measured on two cores with AVX-512, assumed on
+ * a GPU. */
+#define DELTA_SHARE 0.2
+
+/* Of t tokens of linear attention: the rule (delta.h), in whose backward pass the forward one is computed
+ * again, the convolution, the norm of its output and the gate. */
+static double linear_attention(const struct hardware *h, const struct model_config *c, enum dtype type,
+                               double t, bool backward)
+{
+	double dk = c->delta_key_dim, dv = c->delta_value_dim, heads = c->delta_value_heads,
+	       s = (double)dtype_size(type);
+	double rule = heads * (6 * dk * dv + DEVICE_DELTA_CHUNK * (5 * dk + 3 * dv)),
+	       passes = backward ? 4 : 1;
+
+	if (heads == 0)
+		return 0;
+	return passes * rule * t / (hardware_peak(h, DTYPE_F32) * DELTA_SHARE) +
+	       cost_stream(h, type, RATE_COPY,
+	                   (backward ? 3 : 1) * t * s *
+	                       (2 * (double)model_config_channels(c) + 5 * heads * dv));
 }
 
 /* Of `out` outputs a token, chunk by chunk, of which all but the first add to the gradient of the matrix. */
@@ -295,33 +329,48 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	double hidden = c->hidden, q = (double)c->heads * c->head_dim, kv = (double)c->kv_heads * c->head_dim;
 	double qkv = q + 2 * kv, wide = c->intermediate, gate_up_cols = (c->gated ? 2 : 1) * wide,
 	       vocab = (double)c->vocab;
-	const double shapes[][2] = {{qkv, hidden}, {hidden, q}, {gate_up_cols, hidden}, {hidden, wide}};
+	/* Of an average block: columns of its products, and the share of the blocks that have them. */
+	double linear = cost_linear_share(c), value = (double)c->delta_value_heads * c->delta_value_dim,
+	       delta_row = (double)model_config_channels(c) + value + 2.0 * c->delta_value_heads;
+	const struct {
+		double out, in, share;
+	} shapes[] = {{qkv + (c->gated_attention ? q : 0), hidden, 1 - linear},
+	              {hidden, q, 1 - linear},
+	              {gate_up_cols, hidden, 1},
+	              {hidden, wide, 1},
+	              {delta_row, hidden, linear},
+	              {hidden, value, linear}};
 	/* The inputs of these products, and gradients of their outputs, whose largest magnitudes are found by
 	 * the kernels that write them (model/fp8.c). */
 	bool norm_finds = !c->layer_norm && c->norm_place != MODEL_NORM_AFTER,
 	     silu = c->activation == MODEL_SILU;
 	bool stream = !c->layer_norm && c->norm_place == MODEL_NORM_BEFORE && c->residual_scale == 1;
-	const bool found[][2] = {{norm_finds, false}, {true, stream}, {norm_finds, silu}, {silu, stream}};
+	const bool found[][2] = {{norm_finds, false}, {true, stream}, {norm_finds, silu},
+	                         {silu, stream},      {false, false}, {false, false}};
 	double element = t * s, places = element * MAX(c->chosen_experts, 1),
 	       norm_qk = c->qk_norm ? 2 * (q + kv) * element : 0;
 	double swiglu, unwritten, written, norm, norms, again, rotation, gate_up, down;
 
 	*p = (struct cost_parts){.trained_blocks = trained.blocks};
 	for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
-		double out = shapes[i][0], in = shapes[i][1];
-		bool mlp = i >= 2;
+		double out = shapes[i].out, in = shapes[i].in, share = shapes[i].share;
+		bool mlp = i == 2 || i == 3;
 
+		if (share == 0)
+			continue;
 		/* Of weights codes are made once a step, of gathered ones in each pass. */
-		p->block_forward += matrix_gemm(h, c, o, RATE_PRODUCT_FORWARD, mlp, t, out, in, false) +
-		                    quantize_seconds(h, o, t * in, 1, found[i][0]) +
-		                    quantize_seconds(h, o, out * in, 2, false) /
-		                        (o->strategy >= SHARD_ZERO3 ? 1 : (double)o->accumulation);
+		p->block_forward +=
+		    share * (matrix_gemm(h, c, o, RATE_PRODUCT_FORWARD, mlp, t, out, in, false) +
+		             quantize_seconds(h, o, t * in, 1, found[i][0]) +
+		             quantize_seconds(h, o, out * in, 2, false) /
+		                 (o->strategy >= SHARD_ZERO3 ? 1 : (double)o->accumulation));
 		p->block_backward +=
-		    matrix_gemm(h, c, o, RATE_PRODUCT_INPUT, mlp, t, out, in, false) +
-		    quantize_seconds(h, o, t * out, 2, found[i][1]) +
-		    (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2, false) : 0) +
-		    trained.matrices * (matrix_gemm(h, c, o, RATE_PRODUCT_WEIGHT, mlp, t, out, in, add) +
-		                        quantize_seconds(h, o, t * in, 1, found[i][0]));
+		    share *
+		    (matrix_gemm(h, c, o, RATE_PRODUCT_INPUT, mlp, t, out, in, false) +
+		     quantize_seconds(h, o, t * out, 2, found[i][1]) +
+		     (o->strategy >= SHARD_ZERO3 ? quantize_seconds(h, o, out * in, 2, false) : 0) +
+		     trained.matrices * (matrix_gemm(h, c, o, RATE_PRODUCT_WEIGHT, mlp, t, out, in, add) +
+		                         quantize_seconds(h, o, t * in, 1, found[i][0])));
 	}
 	if (l->adapts)
 		count_adapters(l, c, o, t, h, p);
@@ -329,11 +378,11 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 		count_routing(c, o, t, h, p);
 	swiglu = cost_stream(h, type, RATE_SWIGLU, (gate_up_cols + wide) * places);
 	norm = cost_stream(h, type, RATE_NORM, 4 * hidden * element);
-	rotation = cost_stream(h, type, RATE_ROTATION, 2 * (q + kv) * element + norm_qk);
+	rotation = (1 - linear) * cost_stream(h, type, RATE_ROTATION, 2 * (q + kv) * element + norm_qk);
 	/* A norm behind attention or the MLP is one more than before it where a block has both. */
 	norms = c->norm_place == MODEL_NORM_AROUND ? 4 : 2;
-	p->block_forward +=
-	    attention(h, c, type, rows, row, false) / degree + norms * norm + rotation + swiglu;
+	p->block_forward += attention(h, c, type, rows, row, false) / degree + norms * norm + rotation +
+	                    swiglu + linear * linear_attention(h, c, type, t, false);
 	gate_up = matrix_gemm(h, c, o, RATE_PRODUCT_FORWARD, true, t, gate_up_cols, hidden, false) +
 	          quantize_seconds(h, o, t * hidden, 1, norm_finds);
 	down = matrix_gemm(h, c, o, RATE_PRODUCT_FORWARD, true, t, hidden, wide, false) +
@@ -353,6 +402,7 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	again = norms * cost_stream(h, type, RATE_NORM, 2 * hidden * element);
 	p->saved = again + written - unwritten;
 	p->block_backward += attention(h, c, type, rows, row, true) / degree + written + again +
+	                     linear * linear_attention(h, c, type, t, true) +
 	                     norms * cost_stream(h, type, RATE_NORM_BACKWARD, 4 * hidden * element) +
 	                     rotation;
 	p->embedding_forward =

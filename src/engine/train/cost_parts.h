@@ -15,6 +15,9 @@ struct cost_parts {
 	double trained_blocks; /* the number of blocks that have a backward pass */
 };
 
+/* The share of the layers that have linear attention. */
+double cost_linear_share(const struct model_config *c);
+
 /* An operation that touches so many bytes. */
 double cost_stream(const struct hardware *h, enum dtype type, enum rate_operation op, double bytes);
 /* Of rows of `row` tokens; add: the gradients are added to those of a micro-step before. */

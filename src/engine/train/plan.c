@@ -134,6 +134,12 @@ static int check_heads(int degree, const struct model_config *c, const char *who
 {
 	int fits = degree;
 
+	if (degree > 1 && c->delta_value_heads)
+		return error_set(
+		    err, -EINVAL,
+		    "parallel.sequence_degree = %d: the %s has layers with linear attention, of which "
+		    "ranks cannot share a sequence; leave it out",
+		    degree, whose);
 	while (fits > 1 && (c->heads % fits || c->kv_heads % fits))
 		fits--;
 	return fits == degree

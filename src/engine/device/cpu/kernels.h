@@ -6,6 +6,7 @@
 #pragma once
 
 #include "engine/device/cpu/cpu.h"
+#include "engine/device/delta.h"
 
 #define KERNELS(X)                                                                                           \
 	X(cast, (struct device * dev, void *dst, enum dtype dst_type, const void *src, enum dtype src_type,  \
@@ -95,7 +96,23 @@
 	                const float *grad_scale, float *row, float *col))                                    \
 	X(factor_direction,                                                                                  \
 	  (struct device * dev, const struct device_factored *f, float *grad, const float *grad_scale,       \
-	   const float *row, const float *col, float factor, float floor))
+	   const float *row, const float *col, float factor, float floor))                                   \
+	X(delta_forward,                                                                                     \
+	  (struct device * dev, const struct device_delta *d, float *states, const int32_t *sequences,       \
+	   void *o, const void *q, const void *k, const void *v, const void *b, const void *a))              \
+	X(delta_backward,                                                                                    \
+	  (struct device * dev, const struct device_delta *d, void *d_q, void *d_k, void *d_v, void *d_b,    \
+	   void *d_a, float *d_a_log, float *d_dt_bias, const void *d_o, const void *q, const void *k,       \
+	   const void *v, const void *b, const void *a))                                                     \
+	X(conv_forward, (struct device * dev, const struct device_conv *c, void *last,                       \
+	                 const int32_t *sequences, void *y, const void *x, const void *w))                   \
+	X(conv_backward, (struct device * dev, const struct device_conv *c, void *d_x, float *d_w,           \
+	                  void *d_y, const void *x, const void *w))                                          \
+	X(gate_forward,                                                                                      \
+	  (struct device * dev, const struct device_gating *g, void *y, const void *x, const void *gate))    \
+	X(gate_backward, (struct device * dev, const struct device_gating *g, void *d_x, void *d_gate,       \
+	                  const void *d_y, const void *x, const void *gate))                                 \
+	X(copy_groups, (struct device * dev, const struct device_group_copy *c, void *y, const void *x))
 
 struct kernels {
 	const char *isa;
@@ -153,4 +170,38 @@ static inline size_t attention_thread_bytes(int64_t max_sequence, int head_dim)
 	    round_up((5 * t * width + 2 * t + 6 * block + 5 * square) * sizeof(float), CACHE_LINE);
 
 	return forward > backward ? forward : backward;
+}
+
+/* ---- scratch of linear attention ---- */
+static inline int delta_width(int dim)
+{
+	return (int)round_up((size_t)dim, 16);
+}
+
+/* Floats of struct delta_scratch, and of a state behind it in the forward pass. */
+static inline size_t delta_thread_floats(int key_dim, int value_dim, bool backward)
+{
+	size_t c = DEVICE_DELTA_CHUNK, k = (size_t)delta_width(key_dim), v = (size_t)delta_width(value_dim);
+	size_t most = k > v ? k : v, both = c * (5 * k + 4 * v) + 4 * c * c + 8 * c;
+
+	return both + (backward ? most * (most > c ? most : c) + c * (4 * k + v) + 2 * c * c + 3 * c : k * v);
+}
+
+/* The bytes that one thread needs for a backward pass over `tokens`, of a group of value heads that share a
+ * head of q and k. */
+static inline size_t delta_backward_bytes(int64_t tokens, int group, int key_dim, int value_dim)
+{
+	size_t chunks = (size_t)tokens / DEVICE_DELTA_CHUNK + 2,
+	       state = (size_t)key_dim * (size_t)delta_width(value_dim);
+
+	return round_up(
+	    (delta_thread_floats(key_dim, value_dim, true) + (chunks + 1) * (size_t)group * state) *
+	        sizeof(float),
+	    CACHE_LINE);
+}
+
+/* The weights of a convolution, turned. */
+static inline size_t conv_bytes(int channels, int width)
+{
+	return (size_t)channels * (size_t)width * sizeof(float);
 }

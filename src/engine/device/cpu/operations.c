@@ -388,3 +388,59 @@ void device_clip_scale(struct device *dev, const double *sum_squares, float max_
 	*norm = (float)length;
 	*scale = isfinite(length) ? (float)((factor < 1 ? factor : 1) / loss_scale) : (float)NAN;
 }
+
+/* ---- linear attention ---- */
+void device_delta_forward(struct device *dev, const struct device_delta *d, void *o, const void *q,
+                          const void *k, const void *v, const void *b, const void *a)
+{
+	dev->kernels->delta_forward(dev, d, NULL, NULL, o, q, k, v, b, a);
+}
+
+void device_delta_carried(struct device *dev, const struct device_delta *d, float *states,
+                          const int32_t *sequences, void *o, const void *q, const void *k, const void *v,
+                          const void *b, const void *a)
+{
+	dev->kernels->delta_forward(dev, d, states, sequences, o, q, k, v, b, a);
+}
+
+void device_delta_backward(struct device *dev, const struct device_delta *d, void *d_q, void *d_k, void *d_v,
+                           void *d_b, void *d_a, float *d_a_log, float *d_dt_bias, const void *d_o,
+                           const void *q, const void *k, const void *v, const void *b, const void *a)
+{
+	dev->kernels->delta_backward(dev, d, d_q, d_k, d_v, d_b, d_a, d_a_log, d_dt_bias, d_o, q, k, v, b, a);
+}
+
+void device_conv_forward(struct device *dev, const struct device_conv *c, void *y, const void *x,
+                         const void *w)
+{
+	dev->kernels->conv_forward(dev, c, NULL, NULL, y, x, w);
+}
+
+void device_conv_carried(struct device *dev, const struct device_conv *c, void *last,
+                         const int32_t *sequences, void *y, const void *x, const void *w)
+{
+	dev->kernels->conv_forward(dev, c, last, sequences, y, x, w);
+}
+
+void device_conv_backward(struct device *dev, const struct device_conv *c, void *d_x, float *d_w, void *d_y,
+                          const void *x, const void *w)
+{
+	dev->kernels->conv_backward(dev, c, d_x, d_w, d_y, x, w);
+}
+
+void device_gate_forward(struct device *dev, const struct device_gating *g, void *y, const void *x,
+                         const void *gate)
+{
+	dev->kernels->gate_forward(dev, g, y, x, gate);
+}
+
+void device_gate_backward(struct device *dev, const struct device_gating *g, void *d_x, void *d_gate,
+                          const void *d_y, const void *x, const void *gate)
+{
+	dev->kernels->gate_backward(dev, g, d_x, d_gate, d_y, x, gate);
+}
+
+void device_copy_groups(struct device *dev, const struct device_group_copy *c, void *y, const void *x)
+{
+	dev->kernels->copy_groups(dev, c, y, x);
+}

@@ -33,13 +33,32 @@ static size_t fp8_scratch(const struct device_shapes *s, int64_t wide)
 	return s->fp8 ? MAX(first, second) : 0;
 }
 
+static size_t delta_scratch_bytes(const struct device_shapes *s, int threads)
+{
+	const struct device_delta_shape *d = &s->delta;
+	size_t forward, backward = 0;
+
+	if (d->value_heads == 0)
+		return 0;
+	forward = (size_t)threads *
+	          round_up(delta_thread_floats(d->key_dim, d->value_dim, false) * sizeof(float), CACHE_LINE);
+	/* Sums of each document, of which there may be as many as tokens. */
+	if (d->trained)
+		backward = (size_t)threads * delta_backward_bytes(s->tokens, d->value_heads / d->key_heads,
+		                                                  d->key_dim, d->value_dim) +
+		           (size_t)s->tokens * (size_t)d->value_heads * 2 * sizeof(double);
+	return MAX(
+	    MAX(forward, backward),
+	    conv_bytes(2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim, DEVICE_CONV_WIDTH));
+}
+
 size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16)
 {
 	const struct device_shapes attended = device_attended(s);
 	int64_t longest = MIN(s->max_sequence, attended.tokens);
 	int64_t qkv = (int64_t)(s->heads + 2 * s->kv_heads) * s->head_dim;
 	int64_t wide = 2 * (int64_t)s->intermediate > qkv ? 2 * (int64_t)s->intermediate : qkv;
-	int head = s->head_dim > s->norm_cols ? s->head_dim : s->norm_cols;
+	int head = MAX(MAX(s->head_dim, s->norm_cols), s->delta.value_dim);
 	int cols = s->hidden > head ? s->hidden : head;
 	size_t attention = attention_thread_bytes(longest, s->head_dim) * (size_t)threads;
 	size_t cached = attention_cached_bytes(s->cache_tokens, s->head_dim) * (size_t)threads;
@@ -51,6 +70,7 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 	int64_t rows = s->experts > 0 ? (int64_t)round_up((size_t)s->tokens, (size_t)s->multiple) : s->tokens;
 	size_t need, gemm;
 
+	wide = MAX(wide, s->projection);
 	/* Where the threads are more than the groups of heads of one document, these are divided. */
 	if (s->heads != s->kv_heads && attended.kv_heads < 2 * threads)
 		attention += 2 * (size_t)(s->heads * s->head_dim * s->tokens) * sizeof(float);
@@ -58,6 +78,7 @@ size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native
 	if (s->cache_tokens > 0 && cached > need)
 		need = cached;
 	need = scales > need ? scales : need;
+	need = MAX(need, delta_scratch_bytes(s, threads));
 	gemm = gemm_scratch(rows, MAX(wide, s->experts), s->hidden, s->type, native_bf16);
 	need = gemm > need ? gemm : need;
 	gemm = fp8_scratch(s, wide);

@@ -3,6 +3,7 @@
 #include "engine/device/sizes.h"
 
 #include "engine/device/cuda/parts.h"
+#include "engine/device/delta.h"
 
 static size_t larger(size_t a, size_t b)
 {
@@ -19,11 +20,24 @@ size_t cuda_logits_bytes(void)
 	return (size_t)1 << 30;
 }
 
+static size_t delta_bytes(const struct device_shapes *s)
+{
+	const struct device_delta_shape *d = &s->delta;
+	int channels = 2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim;
+	size_t need;
+
+	if (!d->value_heads)
+		return 0;
+	need = delta_scratch(s->tokens, d->key_heads, d->value_heads, d->key_dim, d->value_dim, d->trained);
+	return d->trained ? larger(need, conv_scratch(s->tokens, channels, DEVICE_CONV_WIDTH)) : need;
+}
+
 size_t cuda_scratch_bytes(const struct device_shapes *s)
 {
 	size_t qkv = (size_t)(s->heads + 2 * s->kv_heads) * (size_t)s->head_dim;
 	size_t norm = larger((size_t)s->norm_cols, larger((size_t)s->hidden, (size_t)s->head_dim));
-	size_t bias = larger(2 * (size_t)s->intermediate, larger(qkv, (size_t)s->hidden));
+	size_t bias = larger(larger(2 * (size_t)s->intermediate, (size_t)s->projection),
+	                     larger(qkv, (size_t)s->hidden));
 	size_t bias_parts = (size_t)s->tokens / 64 + 1; /* reduce.cu gives each part at least 64 rows */
 	size_t bias_row = (bias * sizeof(float) + 255) / 256 * 256;
 	size_t need = larger(WORKSPACE + bias_row, COLUMN_PARTS * norm * sizeof(float));
@@ -38,6 +52,7 @@ size_t cuda_scratch_bytes(const struct device_shapes *s)
 	              (2 * (size_t)s->tokens + 1) * sizeof(int32_t)); /* the order that embedding.cu sorts */
 	need = larger(need, attention_cached_scratch(rows, s->heads, s->head_dim,
 	                                             stretches < CACHED_SPLITS ? stretches : CACHED_SPLITS));
+	need = larger(need, delta_bytes(s));
 	return larger(need, attention_scratch(s->tokens, s->heads));
 }
 
