@@ -27,6 +27,9 @@ MODELS = {
                                       attn_logit_softcapping=5.0, final_logit_softcapping=3.0, query_pre_attn_scalar=16),
     "qwen3_moe": lambda: tf.Qwen3MoeConfig(**COMMON, vocab_size=280, intermediate_size=96, moe_intermediate_size=48, num_hidden_layers=2, head_dim=16,
                                            num_experts=6, num_experts_per_tok=3, initializer_range=0.1),
+    "linear": lambda: tf.Qwen3_5TextConfig(**COMMON, vocab_size=264, intermediate_size=96, num_hidden_layers=2, head_dim=16, initializer_range=0.1,
+                                           linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+                                           layer_types=["linear_attention", "full_attention"]),
 }
 
 

@@ -13,6 +13,7 @@ like cispo gemma2 '"iterations": 2, "loss": "cispo", "epsilon_high": 1.02, "beta
 like scored llama '"reward_model": "reward-model", "scale": "none"' '' scores=1 scale=none
 like mini llama '"iterations": 2, "mini_batches": 3, "beta": 0.1, "scale": "batch", "epsilon": 0.1' '"micro_batch": 3, "max_steps": 12' iterations=2 mini=3 beta=0.1 scale=batch low=0.1 high=0.1 generations=4
 like experts qwen3_moe '"top_k": 5, "generations": 8' '"micro_batch": 3, "accumulation": 8' top_k=5 generations=8
+like linear linear '"iterations": 2, "epsilon": 0.02, "epsilon_high": 0.04' '' iterations=2 low=0.02 high=0.04
 all_alike
 
 # One rank, and two that hold the model in any way: the same completions, the same losses.

@@ -285,13 +285,14 @@ static void take_adapters(struct model *m, struct arena *a)
 	size_t tokens = (size_t)m->o.max_tokens, row = tokens * m->size;
 	size_t widest = (size_t)MAX(MAX(m->gate_up, m->qkv + (m->c.gated_attention ? m->q : 0)),
 	                            MAX(m->c.hidden, m->delta_row));
+	size_t group = m->c.delta_value_heads ? MODEL_GROUP_MAX : 3;
 
-	m->low = arena_take(a, BUFFER_SCRATCH, MODEL_GROUP_MAX * row * (size_t)m->rank, "adapter input");
+	m->low = arena_take(a, BUFFER_SCRATCH, group * row * (size_t)m->rank, "adapter input");
 	if (m->dora)
 		m->norms = arena_take(a, BUFFER_SCRATCH, widest * sizeof(float), "norms of adapted rows");
 	if (!m->o.training)
 		return;
-	m->d_low = arena_take(a, BUFFER_SCRATCH, MODEL_GROUP_MAX * row * (size_t)m->rank, "adapter gradient");
+	m->d_low = arena_take(a, BUFFER_SCRATCH, group * row * (size_t)m->rank, "adapter gradient");
 	if (m->o.tuning->dropout > 0)
 		m->masked = arena_take(a, BUFFER_SCRATCH, row * (size_t)m->wide, "dropout");
 	if (m->dora) {
