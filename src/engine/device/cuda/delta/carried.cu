@@ -8,7 +8,7 @@
  */
 #include "engine/device/cuda/delta/rule.cuh"
 
-#define WARPS (THREADS / 32)
+#define WARPS (RULE_THREADS / 32)
 
 /* The sum of the warps' parts of each column, in every thread. To be called by all, behind another barrier
  * than the last one that read the parts. */
@@ -27,7 +27,7 @@ static __device__ __forceinline__ float column_sum(float (*parts)[SLICE], float 
 
 /* ROWS: of a warp, for key_dim of at most WARPS times as many. */
 template <typename T, int ROWS>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(RULE_THREADS)
     carried_kernel(struct device_delta d, float *states, const int32_t *sequences, T *o, const T *q,
                    const T *k, const T *v, const T *b, const T *a)
 {
@@ -91,7 +91,7 @@ extern "C" void device_delta_carried(struct device *dev, const struct device_del
 {
 	dim3 grid((unsigned)d->documents, (unsigned)d->value_heads, (unsigned)ceil_div(d->value_dim, SLICE));
 
-	static_assert(DELTA_DIM <= THREADS, "a thread for each element of q and k");
+	static_assert(DELTA_DIM <= RULE_THREADS, "a thread for each element of q and k");
 	if (d->tokens <= 0 || d->documents <= 0 || !delta_fits(dev, d, "delta_carried"))
 		return;
 	with_type(d->type, [&](auto t) {
@@ -100,7 +100,7 @@ extern "C" void device_delta_carried(struct device *dev, const struct device_del
 		with_flag(d->key_dim <= DELTA_DIM / 2, [&](auto small) {
 			constexpr int ROWS = DELTA_DIM / WARPS / (decltype(small)::value ? 2 : 1);
 
-			LAUNCH(dev, (carried_kernel<T, ROWS>), grid, THREADS, 0, *d, states, sequences,
+			LAUNCH(dev, (carried_kernel<T, ROWS>), grid, RULE_THREADS, 0, *d, states, sequences,
 			       (T *)o, (const T *)q, (const T *)k, (const T *)v, (const T *)b, (const T *)a);
 		});
 	});

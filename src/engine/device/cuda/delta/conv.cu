@@ -8,33 +8,13 @@
  * run on a GPU yet.
  */
 #include "engine/device/cuda/columns.cuh"
+#include "engine/device/cuda/delta/documents.cuh"
 #include "engine/device/cuda/kernel.cuh"
 extern "C" {
 #include "engine/device/delta.h"
 }
 
 #define THREADS 128
-
-static __device__ __forceinline__ float sigmoid(float x)
-{
-	return 1.0f / (1.0f + expf(-x));
-}
-
-/* The document of token t: starts[d] <= t < starts[d + 1]. */
-static __device__ __forceinline__ int document_of(const struct device_conv &c, int64_t t)
-{
-	int low = 0, high = c.documents - 1;
-
-	while (low < high) {
-		int middle = (low + high + 1) / 2;
-
-		if (c.starts[middle] <= t)
-			low = middle;
-		else
-			high = middle - 1;
-	}
-	return low;
-}
 
 /* The weights of N channels; where there are fewer than WIDTH, zeros stand in front of them. */
 template <int N, int WIDTH, typename T>
@@ -104,7 +84,7 @@ static __global__ void __launch_bounds__(THREADS)
 {
 	int64_t channel = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N, begin = blockIdx.y * per_part,
 	        end = begin + per_part < c.tokens ? begin + per_part : c.tokens;
-	int document = document_of(c, begin);
+	int document = document_of(c.starts, c.documents, begin);
 	float w[WIDTH][N], rows[WIDTH][N], d_w[WIDTH][N];
 
 	if (channel >= c.channels)
@@ -129,7 +109,7 @@ static __global__ void __launch_bounds__(THREADS)
 			load(out, y + t * c.ld_y);
 #pragma unroll
 		for (int n = 0; n < N; n++) {
-			float s = sigmoid(z[n]);
+			float s = delta_sigmoid(z[n]);
 
 			out[n] = BACKWARD ? out[n] * (s + z[n] * s * (1.0f - s)) : z[n] * s;
 		}
@@ -162,7 +142,7 @@ static __global__ void __launch_bounds__(THREADS)
 {
 	int64_t channel = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * N, begin = blockIdx.y * per_part,
 	        end = begin + per_part < c.tokens ? begin + per_part : c.tokens;
-	int document = document_of(c, end - 1);
+	int document = document_of(c.starts, c.documents, end - 1);
 	int64_t start = c.starts[document], stop = c.starts[document + 1];
 	float w[WIDTH][N], rows[WIDTH][N];
 
@@ -220,7 +200,7 @@ static __global__ void __launch_bounds__(THREADS)
 		dot(z, w, rows);
 #pragma unroll
 		for (int n = 0; n < N; n++)
-			z[n] *= sigmoid(z[n]);
+			z[n] *= delta_sigmoid(z[n]);
 		store(y + t * c.ld_y + channel, z);
 	}
 #pragma unroll

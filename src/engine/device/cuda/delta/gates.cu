@@ -4,6 +4,7 @@
  * moves two. Memory bounds them; accesses are of 16 bytes where all rows are aligned. They have not run on a
  * GPU yet.
  */
+#include "engine/device/cuda/delta/documents.cuh"
 #include "engine/device/cuda/kernel.cuh"
 extern "C" {
 #include "engine/device/delta.h"
@@ -14,7 +15,7 @@ extern "C" {
 /* f(g), and its slope. */
 template <bool SILU> static __device__ __forceinline__ float gate_of(float g, float *slope)
 {
-	float s = 1.0f / (1.0f + expf(-g));
+	float s = delta_sigmoid(g);
 
 	*slope = SILU ? s + g * s * (1.0f - s) : s * (1.0f - s);
 	return SILU ? g * s : s;

@@ -15,9 +15,9 @@
  */
 #include "engine/device/cuda/delta/rule.cuh"
 
-static __global__ void __launch_bounds__(THREADS) from_kernel(delta_call d)
+static __global__ void __launch_bounds__(RULE_THREADS) from_kernel(delta_call d)
 {
-	int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+	int64_t t = (int64_t)blockIdx.x * RULE_THREADS + threadIdx.x;
 
 	if (t < d.rows)
 		d.from[t] = t < d.tokens ? d.starts[document_of(d.starts, d.documents, t)] : (int32_t)t;
@@ -34,7 +34,7 @@ template <typename T> static __device__ __forceinline__ float inverse_length(con
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(RULE_THREADS)
     gates_kernel(delta_call d, const T *q, const T *k, const T *b, const T *a)
 {
 	__shared__ float log_decay[TILE];
@@ -45,7 +45,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 	q += first * d.ld + (int64_t)(of_all / d.group) * d.key_dim;
 	k += first * d.ld + (int64_t)(of_all / d.group) * d.key_dim;
-	for (int row = i / 32; row < TILE; row += THREADS / 32) {
+	for (int row = i / 32; row < TILE; row += RULE_THREADS / 32) {
 		bool is_token = row < tokens;
 		float of_q = is_token ? inverse_length(q + row * d.ld, d.key_dim) * scale : 0;
 		float of_k = is_token ? inverse_length(k + row * d.ld, d.key_dim) : 0;
@@ -91,7 +91,7 @@ static __device__ __forceinline__ void invert(float *t, float *a)
 {
 	int i = (int)threadIdx.x;
 
-	for (int e = i; e < TILE * TILE; e += THREADS)
+	for (int e = i; e < TILE * TILE; e += RULE_THREADS)
 		if (e / TILE / 16 < e % TILE / 16)
 			t[e / TILE * PITCH + e % TILE] = 0;
 	if (i < TILE) {
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void invert(float *t, float *a)
 #define SOLVE_SHARED (sizeof(tile_gates) + 2 * SQUARE * sizeof(float))
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS) solve_kernel(delta_call d, const T *k, const T *v)
+static __global__ void __launch_bounds__(RULE_THREADS) solve_kernel(delta_call d, const T *k, const T *v)
 {
 	DYNAMIC_SHARED(memory);
 	tile_gates &gates = *(tile_gates *)memory;
@@ -185,14 +185,14 @@ static __global__ void __launch_bounds__(THREADS) solve_kernel(delta_call d, con
 		});
 	}
 	if (d.inverse)
-		for (int e = (int)threadIdx.x; e < TILE * TILE; e += THREADS)
+		for (int e = (int)threadIdx.x; e < TILE * TILE; e += RULE_THREADS)
 			d.inverse[row * TILE + e] = t[e / TILE * PITCH + e % TILE];
 }
 
 /* A block begins at a tile which a document that starts in it continues beyond, and goes through all tiles
  * of the document. The next columns of W or k are on their way while the present ones are used. */
 template <typename T>
-static __global__ void __launch_bounds__(THREADS) states_kernel(delta_call d, const T *k)
+static __global__ void __launch_bounds__(RULE_THREADS) states_kernel(delta_call d, const T *k)
 {
 	DYNAMIC_SHARED(memory);
 	tile_gates &gates = *(tile_gates *)memory;
@@ -278,7 +278,8 @@ static __global__ void __launch_bounds__(THREADS) states_kernel(delta_call d, co
 #define OUTPUT_SHARED (sizeof(tile_gates) + 3 * SQUARE * sizeof(float))
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS) output_kernel(delta_call d, T *o, const T *q, const T *k)
+static __global__ void __launch_bounds__(RULE_THREADS)
+    output_kernel(delta_call d, T *o, const T *q, const T *k)
 {
 	DYNAMIC_SHARED(memory);
 	tile_gates &gates = *(tile_gates *)memory;
@@ -374,7 +375,7 @@ bool delta_prepare(struct device *dev, const struct device_delta *d, bool backwa
 		call->d_q = take(&scratch, heads * rows * (size_t)dk);
 		call->sums = take(&scratch, 2 * tiles * heads);
 	}
-	LAUNCH(dev, from_kernel, (unsigned)ceil_div((int64_t)rows, THREADS), THREADS, 0, *call);
+	LAUNCH(dev, from_kernel, (unsigned)ceil_div((int64_t)rows, RULE_THREADS), RULE_THREADS, 0, *call);
 	return true;
 }
 
@@ -387,10 +388,12 @@ void delta_find_states(struct device *dev, const delta_call &d, enum dtype type,
 	with_type(type, [&](auto t) {
 		typedef decltype(t) T;
 
-		LAUNCH(dev, gates_kernel<T>, tiles, THREADS, 0, d, (const T *)q, (const T *)k, (const T *)b,
-		       (const T *)a);
-		LAUNCH(dev, solve_kernel<T>, tiles, THREADS, SOLVE_SHARED, d, (const T *)k, (const T *)v);
-		LAUNCH(dev, states_kernel<T>, slices, THREADS, scan_shared(d.key_dim, 1), d, (const T *)k);
+		LAUNCH(dev, gates_kernel<T>, tiles, RULE_THREADS, 0, d, (const T *)q, (const T *)k,
+		       (const T *)b, (const T *)a);
+		LAUNCH(dev, solve_kernel<T>, tiles, RULE_THREADS, SOLVE_SHARED, d, (const T *)k,
+		       (const T *)v);
+		LAUNCH(dev, states_kernel<T>, slices, RULE_THREADS, scan_shared(d.key_dim, 1), d,
+		       (const T *)k);
 	});
 }
 
@@ -410,7 +413,7 @@ extern "C" void device_delta_forward(struct device *dev, const struct device_del
 			typedef decltype(t) T;
 
 			LAUNCH(dev, output_kernel<T>,
-			       dim3((unsigned)(call.rows / TILE), (unsigned)call.heads), THREADS,
+			       dim3((unsigned)(call.rows / TILE), (unsigned)call.heads), RULE_THREADS,
 			       OUTPUT_SHARED, call, (T *)o, (const T *)q, (const T *)k);
 		});
 	}

@@ -19,17 +19,18 @@
  */
 #pragma once
 
+#include "engine/device/cuda/delta/documents.cuh"
 #include "engine/device/cuda/kernel.cuh"
 extern "C" {
 #include "engine/device/delta.h"
 }
 
-#define TILE    DEVICE_DELTA_CHUNK
-#define PITCH   (TILE + 4) /* of a matrix in shared memory: rows are aligned, and four banks apart */
-#define THREADS 256        /* 16 x 16, each with four rows and four columns of a product */
-#define SLICE   32         /* columns of values that a block of the recurrence over tiles has */
-#define NARROW  (SLICE + 4)
-#define SQUARE  (TILE * PITCH)
+#define TILE         DEVICE_DELTA_CHUNK
+#define PITCH        (TILE + 4) /* of a matrix in shared memory: rows are aligned, and four banks apart */
+#define RULE_THREADS 256        /* 16 x 16, each with four rows and four columns of a product */
+#define SLICE        32         /* columns of values that a block of the recurrence over tiles has */
+#define NARROW       (SLICE + 4)
+#define SQUARE       (TILE * PITCH)
 static_assert(TILE == 64, "the sizes in parts.h are computed with it");
 
 /* A call for some of the heads of values, with what lies in the scratch: [heads][rows][…], unless another
@@ -65,27 +66,6 @@ struct tile_gates {
 	int begin[TILE];
 };
 
-static __device__ __forceinline__ float delta_sigmoid(float x)
-{
-	return 1.0f / (1.0f + expf(-x));
-}
-
-/* The document of token t: starts[d] <= t < starts[d + 1]. */
-static __device__ __forceinline__ int document_of(const int32_t *starts, int documents, int64_t t)
-{
-	int low = 0, high = documents - 1;
-
-	while (low < high) {
-		int middle = (low + high + 1) / 2;
-
-		if (starts[middle] <= t)
-			low = middle;
-		else
-			high = middle - 1;
-	}
-	return low;
-}
-
 /* Tokens of a tile. */
 static __device__ __forceinline__ int tile_tokens(const delta_call &d, int64_t first)
 {
@@ -104,7 +84,7 @@ static __device__ __forceinline__ void fetch_gates(tile_gates *to, const delta_c
 {
 	const float *gates = d.gates + head * DELTA_GATES * d.rows + first;
 
-	for (int i = (int)threadIdx.x; i < TILE; i += THREADS) {
+	for (int i = (int)threadIdx.x; i < TILE; i += RULE_THREADS) {
 		to->sum[i] = gates[GATE_SUM * d.rows + i];
 		to->low[i] = gates[GATE_LOW * d.rows + i];
 		to->beta[i] = gates[GATE_BETA * d.rows + i];
@@ -139,7 +119,7 @@ static __device__ __forceinline__ float decay_behind(const tile_gates &t, int i)
 }
 
 /* Of a thread: its elements of a matrix [TILE, COLS], in quads of a row. */
-template <int COLS> constexpr int QUADS = TILE *COLS / 4 / THREADS;
+template <int COLS> constexpr int QUADS = TILE *COLS / 4 / RULE_THREADS;
 
 /* `rows` rows and `cols` columns of x to the registers of the block's threads, zeros elsewhere. Work can be
  * done while they arrive. */
@@ -151,7 +131,7 @@ static __device__ __forceinline__ void request(float (&v)[QUADS<COLS>][4], const
 
 #pragma unroll
 	for (int i = 0; i < QUADS<COLS>; i++) {
-		int e = (int)threadIdx.x + i * THREADS, r = e / (COLS / 4), c = e % (COLS / 4) * 4;
+		int e = (int)threadIdx.x + i * RULE_THREADS, r = e / (COLS / 4), c = e % (COLS / 4) * 4;
 
 		if (wide && r < rows && c < cols) {
 			load(v[i], x + r * ld + c);
@@ -170,7 +150,7 @@ static __device__ __forceinline__ void receive(float *to, float (&v)[QUADS<COLS>
 {
 #pragma unroll
 	for (int i = 0; i < QUADS<COLS>; i++) {
-		int e = (int)threadIdx.x + i * THREADS, r = e / (COLS / 4), c = e % (COLS / 4) * 4;
+		int e = (int)threadIdx.x + i * RULE_THREADS, r = e / (COLS / 4), c = e % (COLS / 4) * 4;
 		float by = factor(r);
 
 #pragma unroll

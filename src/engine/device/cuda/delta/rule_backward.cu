@@ -36,7 +36,7 @@
 #define GRADIENT_SHARED (sizeof(tile_gates) + sizeof(tile_sums) + 4 * SQUARE * sizeof(float))
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(RULE_THREADS)
     inner_kernel(delta_call d, const T *d_o, const T *q, const T *k)
 {
 	DYNAMIC_SHARED(memory);
@@ -71,7 +71,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* As states_kernel: a block has the tiles of a document that begins in its own tile, from the last on. */
 template <typename T>
-static __global__ void __launch_bounds__(THREADS, 2)
+static __global__ void __launch_bounds__(RULE_THREADS, 2)
     d_states_kernel(delta_call d, const T *d_o, const T *q, const T *k)
 {
 	DYNAMIC_SHARED(memory);
@@ -308,7 +308,7 @@ static __device__ __forceinline__ float key_gradients(const tile_work &w, const 
 				__syncthreads();
 			}
 			if (w.continues) {
-				for (int e = (int)threadIdx.x; e < TILE * TILE; e += THREADS) {
+				for (int e = (int)threadIdx.x; e < TILE * TILE; e += RULE_THREADS) {
 					int i = e / TILE, j = e % TILE;
 					float s = i < cols && j < width
 					              ? w.d_state[(int64_t)(at + i) * dv + from + j]
@@ -364,7 +364,7 @@ static __device__ __forceinline__ float key_gradients(const tile_work &w, const 
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS, 2)
+static __global__ void __launch_bounds__(RULE_THREADS, 2)
     gradient_kernel(delta_call d, T *d_v, T *d_b, T *d_a, const T *d_o, const T *q, const T *k, const T *v,
                     const T *a)
 {
@@ -465,10 +465,10 @@ static __device__ __forceinline__ void length_gradient(T *d_x, const T *x, const
 }
 
 template <typename T>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(RULE_THREADS)
     lengths_kernel(delta_call d, T *d_q, T *d_k, const T *q, const T *k)
 {
-	int64_t row = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32, step = d.rows * d.key_dim;
+	int64_t row = (int64_t)blockIdx.x * (RULE_THREADS / 32) + threadIdx.x / 32, step = d.rows * d.key_dim;
 	int key_head = (int)blockIdx.y, head = key_head * d.group, dk = d.key_dim;
 	int64_t at = row * d.ld + (int64_t)(d.first_head / d.group + key_head) * dk,
 	        from = head * step + row * dk;
@@ -501,18 +501,18 @@ extern "C" void device_delta_backward(struct device *dev, const struct device_de
 			typedef decltype(t) T;
 			dim3 grid((unsigned)tiles, (unsigned)call.heads);
 
-			LAUNCH(dev, inner_kernel<T>, grid, THREADS, INNER_SHARED, call, (const T *)d_o,
+			LAUNCH(dev, inner_kernel<T>, grid, RULE_THREADS, INNER_SHARED, call, (const T *)d_o,
 			       (const T *)q, (const T *)k);
 			LAUNCH(dev, d_states_kernel<T>,
-			       dim3(grid.x, grid.y, (unsigned)ceil_div(d->value_dim, SLICE)), THREADS,
+			       dim3(grid.x, grid.y, (unsigned)ceil_div(d->value_dim, SLICE)), RULE_THREADS,
 			       scan_shared(d->key_dim, 2), call, (const T *)d_o, (const T *)q, (const T *)k);
-			LAUNCH(dev, gradient_kernel<T>, grid, THREADS, GRADIENT_SHARED, call, (T *)d_v,
+			LAUNCH(dev, gradient_kernel<T>, grid, RULE_THREADS, GRADIENT_SHARED, call, (T *)d_v,
 			       (T *)d_b, (T *)d_a, (const T *)d_o, (const T *)q, (const T *)k, (const T *)v,
 			       (const T *)a);
 			LAUNCH(dev, lengths_kernel<T>,
-			       dim3((unsigned)ceil_div(d->tokens, THREADS / 32),
+			       dim3((unsigned)ceil_div(d->tokens, RULE_THREADS / 32),
 			            (unsigned)(call.heads / call.group)),
-			       THREADS, 0, call, (T *)d_q, (T *)d_k, (const T *)q, (const T *)k);
+			       RULE_THREADS, 0, call, (T *)d_q, (T *)d_k, (const T *)q, (const T *)k);
 		});
 		column_finish(dev, d_a_log + head, DTYPE_F32, call.sums, tiles, call.heads);
 		column_finish(dev, d_dt_bias + head, DTYPE_F32, call.sums + tiles * call.heads, tiles,
