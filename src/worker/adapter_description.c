@@ -16,6 +16,29 @@ static int add_once(char **list, const char *name, size_t n, struct error *err)
 	return *list ? 0 : error_oom(err);
 }
 
+/* A module that lies in another one of the list is saved with it; PEFT would wrap it a second time. */
+static void drop_inner(char **list)
+{
+	size_t n = 0, kept = 0;
+
+	while (list[n])
+		n++;
+	for (size_t i = 0; i < n; i++) {
+		bool inner = false;
+
+		for (size_t j = 0; j < n && !inner; j++)
+			inner = j != i && str_starts(list[i], list[j]) && list[i][strlen(list[j])] == '.';
+		if (inner)
+			list[i][0] = '\0';
+	}
+	for (size_t i = 0; i < n; i++)
+		if (list[i][0] != '\0')
+			list[kept++] = list[i];
+		else
+			free(list[i]);
+	list[kept] = NULL;
+}
+
 /* The modules that have an adapter, by the last part of their names; and those that are trained whole, by
  * their whole names: PEFT takes a name for the end of another, so that "norm" would name q_norm, too. */
 static int list_modules(struct training *t, struct error *err)
@@ -38,6 +61,7 @@ static int list_modules(struct training *t, struct error *err)
 		else if (p->part == PART_WEIGHT && !p->frozen && !p->in_state)
 			r = add_once(t->whole, p->name, (size_t)(strrchr(p->name, '.') - p->name), err);
 	}
+	drop_inner(t->whole);
 	return r;
 }
 

@@ -52,6 +52,8 @@ VARIANTS = {
     "dora": ({"dora": True}, {"use_dora": True}),
     "pissa": ({"init": "pissa", "pissa_iterations": 0}, {"init_lora_weights": "pissa"}),
     "pissa_decay": ({"init": "pissa", "pissa_iterations": 0}, {"init_lora_weights": "pissa"}),  # with weight decay
+    # Linear attention trained whole: one module with others in it, and with parameters of its own.
+    "whole": ({"modules_to_save": ["linear_attn"], "target": SPLIT}, {"modules_to_save": ["linear_attn"]}),
     "qlora": ({"quantize": "nf4"}, {}),
     "qdora": ({"quantize": "nf4", "dora": True}, {"use_dora": True}),
 }
@@ -207,7 +209,7 @@ def check(tmp, variant, batches, targets):
     lora, theirs = VARIANTS[variant]
     batch = batches[0][0]["ids"][:48]
     decay = 10.0 if variant == "pissa_decay" else 0.0
-    pissa = "init" in lora
+    pissa, targets = "init" in lora, lora.get("target", targets)
     ours = run_worker(tmp, variant, lora, decay=decay)
     if pissa:
         torch.manual_seed(5)
@@ -237,7 +239,7 @@ def check(tmp, variant, batches, targets):
     here = dump(tmp, f"{variant}-ours", f"{tmp}/{variant}", batch, f"{build}/tests/engine/grad_dump")["logits"]
     off = (here - in_peft).abs().max().item()
     assert off < 1e-4, f"{variant}: logits of our adapter in PEFT differ by {off:.1e}"
-    gradients = {} if pissa else compare_gradients(tmp, variant, model, batch, targets)
+    gradients = {} if pissa or variant == "whole" else compare_gradients(tmp, variant, model, batch, targets)
     words = f"; logits in PEFT {off:.1e}" + "".join(f"; {k} {v:.1e}" for k, v in gradients.items())
     print(learned + words, flush=True)
 

@@ -283,7 +283,8 @@ def random_config(family, r):
                        **linear_attention(heads, heads * r.choice([1, 2]), r.choice([8, 16, 20]), r.choice([8, 24, 32]), r.choice([2, 4])),
                        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": r.choice(factors)})
     if family == "ministral3":
-        rope = {**SCALED, "original_max_position_embeddings": r.choice([4, 16, 64]), "llama_4_scaling_beta": r.choice([0.1, 0.5])}
+        scaled = {"original_max_position_embeddings": r.choice([4, 16, 64]), "llama_4_scaling_beta": r.choice([0.1, 0.5])}
+        rope = r.choice([SCALED | scaled, {"rope_type": "default", "rope_theta": 1e4} | scaled, {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0} | scaled, None])
         return of_family(family, **(sizes | own_dim), **tied, rope_parameters=rope, sliding_window=r.choice([None, 3, 8]))
     if family in PLAIN:
         if family in ("gemma", "glm", "glm4", "ernie4_5", "seed_oss", "ministral"):

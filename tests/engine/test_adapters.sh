@@ -13,4 +13,5 @@ compare() {
 }
 compare steps=16 strategies=zero3
 compare steps=8 strategies= variants=lora families=phi3,gemma2,glm4,qwen3_5_text
+compare steps=8 strategies= variants=whole families=qwen3_5_text
 compare steps=8 strategies=zero3 variants=lora,pissa,dora families=gpt2

@@ -378,6 +378,7 @@ START_TEST(a_model_names_what_does_not_fit)
 	    {"model.b", TENSOR_F32, 1, {2}, fill_ramp, &f32, 0},
 	    {"lm_head.weight", TENSOR_F32, 1, {2}, fill_ramp, &f32, 0},
 	    {"model.layers.0.self_attn.rotary_emb.inv_freq", TENSOR_F32, 1, {2}, fill_ramp, &f32, 0},
+	    {"mtp.fc.weight", TENSOR_F32, 1, {2}, fill_ramp, &f32, 0},
 	};
 	const struct tensor_source bare[] = {{"w", TENSOR_F32, 2, {2, 3}, fill_ramp, &f32, 0},
 	                                     {"b", TENSOR_F32, 1, {2}, fill_ramp, &f32, 0}};
@@ -385,7 +386,7 @@ START_TEST(a_model_names_what_does_not_fit)
 	struct safetensors *st = NULL;
 	struct error err = ERROR_INIT;
 
-	ck_ok(safetensors_write(dir, "model", s, 4, 0, &err), &err);
+	ck_ok(safetensors_write(dir, "model", s, ARRAY_SIZE(s), 0, &err), &err);
 	ck_ok(safetensors_open(dir, &st, &err), &err);
 	ck_ok(hf_check(st, "m", fits, 2, &err), &err);
 	ck_fails(hf_check(st, "m", lacks, 2, &err), &err,

@@ -487,6 +487,11 @@ START_TEST(config_errors_say_what)
 	    &err, "use_bidirectional_attention: true is not supported");
 	ck_fails(parse("{\"model_type\":\"phi3\"," SIZES ",\"partial_rotary_factor\":0.01}", &c, &err), &err,
 	         "partial_rotary_factor 0.01 rotates 0 elements of a head");
+	ck_fails(parse("{\"model_type\":\"ministral3\"," SIZES
+	               ",\"rope_parameters\":{\"rope_type\":\"default\","
+	               "\"rope_theta\":1e4,\"llama_4_scaling_beta\":0.1}}",
+	               &c, &err),
+	         &err, "llama_4_scaling_beta needs original_max_position_embeddings");
 	ck_fails(parse("{\"model_type\":\"llama\",\"hidden_size\":64}", &c, &err), &err, "intermediate_size");
 	ck_fails(parse("{\"model_type\":\"llama\"," SIZES ",\"head_dim\":7}", &c, &err), &err, "even");
 	ck_fails(parse("{\"model_type\":\"llama\",\"hidden_size\":2304,\"num_attention_heads\":1,"

@@ -72,15 +72,17 @@ static const struct tensor *find(const struct safetensors *st, const struct hf_p
 	return hf_find_tied(st, p->name, p->tied_embedding);
 }
 
-/* Whether a tensor that the model does not need may be there: a table that is computed anyway, or the output
- * layer of a model that ties it to the embedding. */
+/* Whether a tensor that the model does not need may be there: a table that is computed anyway, the output
+ * layer of a model that ties it to the embedding, or what no pass over it uses. */
 static bool harmless(const char *name)
 {
 	return str_eq(name, HEAD) || str_eq(name, "language_model." HEAD) ||
 	       str_ends(name, ".rotary_emb.inv_freq") || str_ends(name, ".rotary_emb.cos_cached") ||
 	       str_ends(name, ".rotary_emb.sin_cached") || str_ends(name, ".attn.masked_bias") ||
 	       /* The causal mask of GPT-2. */
-	       str_ends(name, ".attn.bias");
+	       str_ends(name, ".attn.bias") ||
+	       /* Layers that predict further tokens, which transformers ignores, too. */
+	       str_starts(name, "mtp.");
 }
 
 static int check_missing(const char *path, const struct safetensors *st,

@@ -9,11 +9,9 @@
 /* What queries at position t are multiplied by. */
 static float query_scale(const struct model *m, int table, int64_t t)
 {
-	double span = (double)MAX(m->c.rope.original_positions, 1);
-
-	return m->c.query_beta > 0 && table == SCALED_TABLE
-	           ? (float)(1 + m->c.query_beta * log(1 + floor((double)t / span)))
-	           : 1;
+	if (m->c.query_beta <= 0 || table != SCALED_TABLE)
+		return 1;
+	return (float)(1 + m->c.query_beta * log(1 + floor((double)t / m->c.query_span)));
 }
 
 static int write_angles(struct model *m, int table, float *values, const float *inv_freq, float length,

@@ -129,18 +129,17 @@ static int check_names(char *const *list, const bool *used, const char *key, con
 }
 
 /* A rank above the smaller side of a matrix is refused: the adapter could not compute more than with that.
- * Two matrices of linear attention have so few rows that "all" would name no larger rank; PiSSA needs one
- * that they have. */
+ * Two matrices of linear attention have so few rows that "all" would name no larger rank: the larger side
+ * counts there, unless it is PiSSA, which needs a rank that they have. */
 static int check_rank(const struct chooser *ch, enum parameter_role role, int base, struct error *err)
 {
 	bool small = role == PARAMETER_DELTA_B || role == PARAMETER_DELTA_A;
 	int64_t shape[3] = {0}, least;
 	char name[96];
 
-	if (small && ch->tuning->init != LORA_INIT_PISSA)
-		return 0;
 	role_shape(ch->c, role, base, shape);
-	least = MIN(shape[0], shape[1]);
+	least =
+	    small && ch->tuning->init != LORA_INIT_PISSA ? MAX(shape[0], shape[1]) : MIN(shape[0], shape[1]);
 	if (ch->tuning->rank <= least)
 		return 0;
 	role_parameter_name(ch->c, role, base, -1, name, sizeof(name));

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "base/hash.h"
 #include "base/str.h"
 #include "engine/model/model_config.h"
 
@@ -12,7 +13,13 @@ struct value {
 	bool shown; /* as a number: config.json has it so */
 };
 
-enum { VALUES = 35 };
+enum { VALUES = 37 };
+
+/* A number for the layers with linear attention, exact as a double. */
+static double layer_kinds(const struct model_config *c)
+{
+	return (double)(hash_bytes(&c->linear, sizeof(c->linear), 0) >> 12);
+}
 
 /* What decides the shapes of the weights, and what is computed with them. The longest position counts only
  * where the rotation is derived from it: a run may go on with longer documents. A model of scores has a head
@@ -50,6 +57,8 @@ static void list_values(const struct model_config *c, struct value out[VALUES])
 	    {"num_experts_per_tok", c->chosen_experts, true},
 	    {"norm_topk_prob", c->normalized_experts, true},
 	    {"llama_4_scaling_beta", c->query_beta, true},
+	    {"positions for which its queries are not scaled", c->query_beta > 0 ? c->query_span : 0, true},
+	    {"layer_types", layer_kinds(c), false},
 	    {"linear_num_key_heads", c->delta_key_heads, true},
 	    {"linear_num_value_heads", c->delta_value_heads, true},
 	    {"linear_key_head_dim", c->delta_key_dim, true},

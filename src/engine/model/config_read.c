@@ -126,6 +126,25 @@ static int check_old_form(const json_t *old_form, const char *where, const struc
 	                       "%s: rope_scaling and rope_parameters differ; expected one of them", where);
 }
 
+/* Of a model whose queries are scaled; outer: the original positions that the config itself has, 0: none. */
+static int read_query_scale(const json_t *rope, const char *place, int64_t outer, struct model_config *c,
+                            struct error *err)
+{
+	static const char original[] = "original_max_position_embeddings";
+	int64_t span;
+	int r;
+
+	if ((r = config_number(rope, "llama_4_scaling_beta", place, 0, 100, 0, &c->query_beta, err)) < 0 ||
+	    (r = config_int(rope, original, place, 0, INT32_MAX, outer, &span, err)) < 0)
+		return r;
+	span = outer > 0 ? outer : span;
+	if (c->query_beta > 0 && span == 0)
+		return error_set(err, -EINVAL, "%s: llama_4_scaling_beta needs %s, of at least 1", place,
+		                 original);
+	c->query_span = (int)span;
+	return 0;
+}
+
 /* rope_parameters (transformers 5) holds everything; before, rope_theta stood beside rope_scaling. What has
  * no default there has none here. */
 static int read_rope(const json_t *o, const char *where, const struct family *f, struct model_config *c,
@@ -134,6 +153,7 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 	const json_t *new_form = config_member(o, "rope_parameters"),
 	             *old_form = config_member(o, "rope_scaling");
 	const json_t *rope = new_form ? new_form : old_form, *local = NULL;
+	_cleanup_json_ json_t *of_family = NULL;
 	struct rope_defaults d = {.max_positions = c->max_positions,
 	                          .yarn_is_longrope = f->original_positions,
 	                          .multimodal = c->multimodal != MULTIMODAL_NONE};
@@ -149,6 +169,11 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 	snprintf(place, sizeof(place), "%s: %s", where, new_form ? "rope_parameters" : "rope_scaling");
 	if (rope && !json_is_object(rope))
 		return error_set(err, -EINVAL, "%s: an object is needed", place);
+	if (!rope && f->default_rope) {
+		if (!(of_family = json_loads(f->default_rope, 0, NULL)))
+			return error_oom(err);
+		rope = of_family;
+	}
 	if ((r = config_need_number(o, "rope_theta", where, 1, 1e15,
 	                            f->default_theta > 0 ? f->default_theta : 10000, &d.theta, err)) < 0 ||
 	    (r = config_number(o, "partial_rotary_factor", where, 0, 1, partial, &partial, err)) < 0 ||
@@ -171,8 +196,7 @@ static int read_rope(const json_t *o, const char *where, const struct family *f,
 	if (partial != 1 && !f->partial_rotary)
 		return error_set(err, -EINVAL, "%s: partial_rotary_factor %g is not supported (only 1 is)",
 		                 where, partial);
-	if (f->scaled_queries &&
-	    (r = config_number(rope, "llama_4_scaling_beta", place, 0, 100, 0, &c->query_beta, err)) < 0)
+	if (f->scaled_queries && (r = read_query_scale(rope, place, d.original_positions, c, err)) < 0)
 		return r;
 	c->rotary_dim = (int)(c->head_dim * partial);
 	if (c->rotary_dim < 2 || c->rotary_dim % 2 != 0)

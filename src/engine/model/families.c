@@ -267,6 +267,9 @@ static const struct family families[] = {
      .sizes = {4096, 14336, 34, 32, 131072},
      .window = true,
      .scaled_queries = true,
+     .default_rope =
+         "{\"rope_type\":\"yarn\",\"rope_theta\":1e6,\"factor\":16,\"mscale\":1,\"mscale_all_dim\":1,"
+         "\"original_max_position_embeddings\":16384,\"llama_4_scaling_beta\":0.1}",
      .head_dim = 128,
      .default_kv_heads = 8,
      .default_window = -1,

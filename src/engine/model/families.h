@@ -73,17 +73,18 @@ struct family {
 	double default_eps;  /* 0: 1e-6 */
 
 	/* Positions. */
-	bool learned_positions;  /* a table of them, no rotation */
-	bool interleaved;        /* neighbours are rotated with each other */
-	bool scaled_queries;     /* llama_4_scaling_beta of the rope parameters is honoured */
-	bool partial_rotary;     /* partial_rotary_factor is honoured */
-	double default_partial;  /* 0: 1 */
-	bool original_positions; /* original_max_position_embeddings is a key of the config itself */
-	bool no_rope_layers;     /* the key is honoured */
-	bool window_rotates;     /* where layers have a window, the others do not rotate */
-	double default_theta;    /* 0: 10000 */
-	bool two_ropes;          /* layers with a window have parameters of their own */
-	double window_theta;     /* default of these, 0: as the others */
+	bool learned_positions;   /* a table of them, no rotation */
+	bool interleaved;         /* neighbours are rotated with each other */
+	bool scaled_queries;      /* llama_4_scaling_beta of the rope parameters is honoured */
+	const char *default_rope; /* JSON, of a config without rope_parameters or rope_scaling */
+	bool partial_rotary;      /* partial_rotary_factor is honoured */
+	double default_partial;   /* 0: 1 */
+	bool original_positions;  /* original_max_position_embeddings is a key of the config itself */
+	bool no_rope_layers;      /* the key is honoured */
+	bool window_rotates;      /* where layers have a window, the others do not rotate */
+	double default_theta;     /* 0: 10000 */
+	bool two_ropes;           /* layers with a window have parameters of their own */
+	double window_theta;      /* default of these, 0: as the others */
 	const char *window_theta_key;
 	int64_t default_positions;
 

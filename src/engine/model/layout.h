@@ -98,7 +98,7 @@ struct model_parameter {
 	int64_t shape[3]; /* [out, in] (transposed: [in, out]), or [n]; of a convolution three */
 	int64_t count;
 	bool transposed;
-	bool matrix; /* else a norm or a bias: no weight decay by default */
+	bool matrix; /* else a norm, a bias, or other than a matrix: no weight decay by default */
 	float start; /* of a norm or a bias: what a model from nothing begins with */
 };
 

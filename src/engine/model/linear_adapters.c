@@ -16,12 +16,12 @@
 
 static struct device_dropout mask_of(const struct model *m, int unit, const struct linear_group *g)
 {
-	int64_t masks = (int64_t)m->layout->base_units * PARAMETER_ROLES;
+	enum { ROLES = 256 }; /* more than there are, so that a new role changes no mask */
+	int64_t masks = (int64_t)m->layout->base_units * ROLES;
 
 	return (struct device_dropout){.probability = m->o.tuning->dropout,
 	                               .seed = m->o.seed,
-	                               .number =
-	                                   m->number * masks + unit * PARAMETER_ROLES + g->adapter[0].role};
+	                               .number = m->number * masks + unit * ROLES + g->adapter[0].role};
 }
 
 /* What the adapters of a group read. */

@@ -45,7 +45,8 @@ static uint64_t digest_more(const struct model_config *c, uint64_t h)
 	if (c->multimodal)
 		h = hash_bytes(c->whole, strlen(c->whole), h);
 	if (c->query_beta > 0)
-		h = hash_bytes(&c->query_beta, sizeof(c->query_beta), h);
+		h = hash_bytes(&c->query_beta, sizeof(c->query_beta),
+		               hash_bytes(&c->query_span, sizeof(c->query_span), h));
 	if (c->scores)
 		h = hash_bytes("scores", strlen("scores"), h);
 	return c->two_ropes ? digest_rope(&c->window_rope, h) : h;

@@ -120,9 +120,9 @@ struct model_config {
 	struct model_rope rope;
 	bool two_ropes; /* layers with a window have other frequencies: */
 	struct model_rope window_rope;
-	/* Of token p queries are multiplied by 1 + beta · log(1 + floor(p / rope.original_positions)); 0:
-	 * by 1. */
+	/* Of token p queries are multiplied by 1 + beta · log(1 + floor(p / span)); beta 0: by 1. */
 	double query_beta;
+	int query_span;
 
 	double attention_scale; /* of scores, 0: 1 / sqrt(head_dim) */
 	double attention_cap;   /* of scores, c · tanh(score / c); 0: none */
