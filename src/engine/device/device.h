@@ -72,8 +72,10 @@ struct device_shapes {
 	/* Of a mixture of experts, each of which is intermediate wide and computes a multiple of so many
 	 * rows; experts 0: there is one MLP. */
 	int experts, multiple;
-	int norm_cols; /* of a norm that is wider than hidden; 0: none is */
-	/* Columns of a block's first product where it has others than q, k and v; 0: it has not. */
+	int norm_cols;        /* of a norm that is wider than hidden; 0: none is */
+	bool gated_attention; /* q has a gate of as many columns */
+	/* Columns of a block's widest product with hidden columns of input, where they may be more than those
+	 * of q, k and v, and of gate and up: with gates, of linear attention, of adapters. */
 	int64_t projection;
 	/* Of linear attention (delta.h); value_heads 0: there is none. */
 	struct device_delta_shape {

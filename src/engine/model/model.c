@@ -460,6 +460,7 @@ void model_shapes(const struct model *m, struct device_shapes *s)
 	                            .type = m->o.type,
 	                            .gradient_type = m->o.gradient_type,
 	                            .norm_cols = projection ? (int)m->q : 0,
+	                            .gated_attention = m->c.gated_attention,
 	                            .projection = MAX(MAX(m->c.gated_attention ? m->qkv + m->q : 0,
 	                                                  m->c.delta_value_heads ? m->delta_row : 0),
 	                                              MODEL_GROUP_MAX * (int)m->rank),

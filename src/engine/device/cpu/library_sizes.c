@@ -15,9 +15,11 @@ struct product {
 	bool adds, to_f32;
 };
 
-/* Those of a block, with fused matrices and a router, and of the head: two of each, its gradient, and one
- * that adds to that; and Muon's three of q, of k and v, of o, of gate and up, of down, and of a router. */
-enum { MODEL_MATRICES = 5, MUON_MATRICES = 6 };
+/* Those of a block, with fused matrices, of linear attention and of a router, and of the head: two of each,
+ * its gradient, and one that adds to that; and Muon's three of q, of k and v, of o, of gate and up, of down,
+ * of a router, and of linear attention's q, k and v, z, b and a, and output. */
+enum { BLOCK_MATRICES = 4, DELTA_MATRICES = 2, MODEL_MATRICES = BLOCK_MATRICES + DELTA_MATRICES + 1 };
+enum { MUON_MATRICES = 10 };
 /* Experts have other numbers of rows in each batch; few of them have more than so many multiples. */
 enum { EXPERT_ROWS = 32, EXPERT_MATRICES = 2 };
 enum { PRODUCTS_MAX = 4 * (MODEL_MATRICES + 1 + EXPERT_ROWS * EXPERT_MATRICES) + 3 * MUON_MATRICES };
@@ -70,27 +72,39 @@ static void add_muon(struct products *all, int64_t rows, int64_t cols)
 
 static void list_products(const struct device_shapes *s, bool accumulates, struct products *all)
 {
+	const struct device_delta_shape *d = &s->delta;
 	int64_t q = (int64_t)s->heads * s->head_dim, kv = (int64_t)s->kv_heads * s->head_dim;
-	const int64_t fused[MODEL_MATRICES - 1][2] = {{q + 2 * kv, s->hidden},
-	                                              {s->hidden, q},
-	                                              {2 * (int64_t)s->intermediate, s->hidden},
-	                                              {s->hidden, s->intermediate}};
-	const int64_t single[MUON_MATRICES][2] = {{q, s->hidden},
+	int64_t gated_q = s->gated_attention ? 2 * q : q, value = (int64_t)d->value_heads * d->value_dim,
+	        channels = 2 * (int64_t)d->key_heads * d->key_dim + value;
+	const int64_t fused[BLOCK_MATRICES][2] = {{gated_q + 2 * kv, s->hidden},
+	                                          {s->hidden, q},
+	                                          {2 * (int64_t)s->intermediate, s->hidden},
+	                                          {s->hidden, s->intermediate}};
+	const int64_t of_delta[DELTA_MATRICES][2] = {
+	    {channels + value + 2 * (int64_t)d->value_heads, s->hidden}, {s->hidden, value}};
+	const int64_t single[MUON_MATRICES][2] = {{gated_q, s->hidden},
 	                                          {kv, s->hidden},
 	                                          {s->hidden, q},
 	                                          {s->intermediate, s->hidden},
 	                                          {s->hidden, s->intermediate},
-	                                          {s->experts, s->hidden}};
+	                                          {s->experts, s->hidden},
+	                                          {value > 0 ? channels : 0, s->hidden},
+	                                          {value, s->hidden},
+	                                          {d->value_heads, s->hidden},
+	                                          {value > 0 ? s->hidden : 0, value}};
 
 	all->n = 0;
-	for (int i = 0; i < MODEL_MATRICES - 1; i++) {
-		bool of_experts = s->experts > 0 && i >= MODEL_MATRICES - 1 - EXPERT_MATRICES;
+	for (int i = 0; i < BLOCK_MATRICES; i++) {
+		bool of_experts = s->experts > 0 && i >= BLOCK_MATRICES - EXPERT_MATRICES;
 		int64_t most = of_experts ? s->tokens / s->multiple + 1 : 1, counts = MIN(most, EXPERT_ROWS);
 
 		for (int64_t rows = 1; rows <= counts; rows++)
 			add_matrix(all, fused[i][0], fused[i][1], of_experts ? rows * s->multiple : s->tokens,
 			           !s->frozen_blocks, accumulates, s->gradient_type);
 	}
+	for (int i = 0; i < DELTA_MATRICES && value > 0; i++)
+		add_matrix(all, of_delta[i][0], of_delta[i][1], s->tokens, !s->frozen_blocks, accumulates,
+		           s->gradient_type);
 	if (s->experts > 0)
 		add_matrix(all, s->experts, s->hidden, s->tokens, !s->frozen_blocks, accumulates,
 		           s->gradient_type);
