@@ -155,7 +155,7 @@ END_TEST
  * descriptors of this process are not its own. */
 START_TEST(it_is_a_process_of_its_own)
 {
-	static const char script[] = "set -- $(cat /proc/$$/stat); echo $1; echo $5; "
+	static const char script[] = "read -r x; set -- $(cat /proc/$$/stat); echo $1; echo $5; "
 	                             "[ -e /proc/$$/fd/100 ] && echo 1 || echo 0; "
 	                             "while read -r k v; do case $k in Sig[BI]*) echo $((0x$v & 0x1200));; "
 	                             "esac; done </proc/$$/status; "
@@ -171,7 +171,7 @@ START_TEST(it_is_a_process_of_its_own)
 	sigprocmask(SIG_BLOCK, &set, &was);
 	p = start(script);
 	sigprocmask(SIG_SETMASK, &was, NULL);
-	ck_ok(ask(p, "", 5, r, GENEROUS, &err), &err);
+	ck_ok(ask(p, "x\n", 5, r, GENEROUS, &err), &err);
 	ck_assert_double_gt(r[0], 0);
 	ck_assert_double_eq(r[0], r[1]);
 	ck_assert_double_ne(r[1], getpgrp());
