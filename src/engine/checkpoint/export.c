@@ -23,7 +23,6 @@
 #define EMBEDDING "model.embed_tokens.weight"
 #define SCORE     "score.weight"
 #define PIECE     4096 /* values that are converted at once */
-#define NAME_SIZE 160
 
 /* A tensor that is written. */
 struct entry {
@@ -42,7 +41,7 @@ struct export
 	struct entry *entries;
 	size_t n;
 	const struct multimodal *multimodal; /* NULL: it is a model of text */
-	char other[NAME_SIZE];
+	char other[TENSOR_NAME_SIZE];
 	bool untie;
 	bool added; /* the last entry: the embedding or the head, of which the files of a tied model have one
 	             */
@@ -255,7 +254,7 @@ static int list_entries(struct export *x, bool tied, const struct family *family
 static int open_adapter(struct export *x, bool tied, struct error *err)
 {
 	_cleanup_free_ struct hf_parameter *base = calloc(x->n + 1, sizeof(*base));
-	_cleanup_free_ char(*names)[NAME_SIZE] = calloc(x->multimodal ? x->n : 1, sizeof(*names));
+	_cleanup_free_ char(*names)[TENSOR_NAME_SIZE] = calloc(x->multimodal ? x->n : 1, sizeof(*names));
 	const struct peft_adapter *a;
 	bool touched = false;
 	int r;

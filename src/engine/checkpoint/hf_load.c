@@ -13,7 +13,6 @@
 #define HEAD          "lm_head.weight"
 #define NAMED_AT_MOST 4
 #define NAMES_AT_MOST 4 /* of one parameter */
-#define OTHER_NAME    160
 
 /* Adds a name to an error message, which has the first few names and then the number of the others. */
 static void add_name(struct strbuf *b, size_t count, const char *name)
@@ -53,7 +52,7 @@ static bool other_name(const char *name, int i, char *buf, size_t size)
 const struct tensor *hf_find(const struct safetensors *st, const char *name)
 {
 	const struct tensor *t = safetensors_find(st, name);
-	char other[OTHER_NAME];
+	char other[TENSOR_NAME_SIZE];
 
 	for (int i = 0; !t && other_name(name, i, other, sizeof(other)); i++)
 		t = safetensors_find(st, other);
@@ -107,10 +106,10 @@ static int name_order(const void *a, const void *b)
 }
 
 /* All names under which files may have the parameters, in order; the caller frees them. */
-static int list_names(const struct hf_parameter *parameters, size_t n, char (**out)[OTHER_NAME],
+static int list_names(const struct hf_parameter *parameters, size_t n, char (**out)[TENSOR_NAME_SIZE],
                       size_t *count, struct error *err)
 {
-	char(*names)[OTHER_NAME] = calloc(n + 1, NAMES_AT_MOST * sizeof(*names));
+	char(*names)[TENSOR_NAME_SIZE] = calloc(n + 1, NAMES_AT_MOST * sizeof(*names));
 	size_t k = 0;
 
 	if (!names)
@@ -129,7 +128,7 @@ static int list_names(const struct hf_parameter *parameters, size_t n, char (**o
 static int check_extra(const char *path, const struct safetensors *st, const struct hf_parameter *parameters,
                        size_t n, struct error *err)
 {
-	_cleanup_free_ char(*known)[OTHER_NAME] = NULL;
+	_cleanup_free_ char(*known)[TENSOR_NAME_SIZE] = NULL;
 	_cleanup_strbuf_ struct strbuf names = {0};
 	bool multimodal = hf_is_multimodal(parameters, n);
 	size_t extra = 0, k = 0;
@@ -139,7 +138,7 @@ static int check_extra(const char *path, const struct safetensors *st, const str
 		return r;
 	for (size_t i = 0; i < safetensors_count(st); i++) {
 		const char *name = safetensors_at(st, i)->name;
-		char ours[OTHER_NAME];
+		char ours[TENSOR_NAME_SIZE];
 
 		if (!bsearch(name, known, k, sizeof(*known), name_order) && !harmless(name) &&
 		    (!multimodal || multimodal_parameter_name(name, ours, sizeof(ours))))

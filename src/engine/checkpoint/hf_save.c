@@ -191,8 +191,8 @@ static int save_config(const char *directory, const struct hf_save_options *o, j
 		json_object_set_new(config, "dtype", json_string(dtype_name(o->type)));
 	/* What is written is not quantized. */
 	json_object_del(config, "quantization_config");
-	json_object_del(language_config(config), "quantization_config");
 	text = language_config(config);
+	json_object_del(text, "quantization_config");
 	set_default_id(text, "bos_token_id", o->bos);
 	set_default_id(text, "eos_token_id", o->eos);
 	set_default_id(text, "pad_token_id", o->pad);

@@ -96,7 +96,7 @@ static size_t find_name(const struct opening *o, const char *name)
 static size_t find_base(const struct opening *o, const char *name)
 {
 	static const char *const bodies[] = {"", "model.", "transformer."};
-	char now[160];
+	char now[TENSOR_NAME_SIZE];
 	size_t found = NONE;
 
 	for (size_t i = 0; o->base && found == NONE && i < ARRAY_SIZE(bodies); i++)
@@ -166,7 +166,7 @@ static int check_part(const struct opening *o, const char *name, enum peft_role 
                       struct error *err)
 {
 	_cleanup_free_ char *weight = NULL;
-	char ours[160];
+	char ours[TENSOR_NAME_SIZE];
 
 	*other = false;
 	if (!o->base || !hf_is_multimodal(o->base, o->n_base))

@@ -42,7 +42,7 @@ struct reading {
 	size_t n_taken, cap;
 	/* Of each kind and parameter, where every rank takes all. */
 	struct agreement_item *items;
-	char (*names)[160];
+	char (*names)[TENSOR_NAME_SIZE];
 };
 
 static const struct model_layout *layout_of(const struct reading *g)
@@ -162,7 +162,7 @@ static int take_tensor(struct reading *g, const struct safetensors *st, const st
 {
 	const char *file = safetensors_file(st, t);
 	struct range part = send ? *range : own_part(g, range);
-	char buf[160];
+	char buf[TENSOR_NAME_SIZE];
 	const char *name = tensor_name(g, t, range, buf, sizeof(buf));
 	int64_t infinite = -1;
 	int r = send || part.n == 0 ? 0 : note_taken(g, part, err);

@@ -28,6 +28,8 @@ size_t tensor_type_size(enum tensor_type type);      /* of TENSOR_NF4: 0 */
 const char *tensor_type_name(enum tensor_type type); /* "BF16" */
 
 #define TENSOR_MAX_DIMS 8
+/* Of a name that a parameter of a model has in any file, with the NUL. */
+#define TENSOR_NAME_SIZE 160
 
 struct tensor {
 	const char *name;

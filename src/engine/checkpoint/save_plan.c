@@ -107,7 +107,7 @@ static int lay_out_others(struct builder *b, struct error *err)
 	const struct safetensors *whole = b->o->whole;
 	size_t most = whole ? safetensors_count(whole) : 0;
 	_cleanup_free_ struct tensor_source *sources = calloc(most + 1, sizeof(*sources));
-	char ours[160];
+	char ours[TENSOR_NAME_SIZE];
 	int r;
 
 	b->others = calloc(most + 1, sizeof(*b->others));

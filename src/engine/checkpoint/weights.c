@@ -48,7 +48,7 @@ static int open_state(const char *directory, const struct model_layout *layout, 
 	size_t n = ARRAY_SIZE(prefixes) * layout->parameters;
 	_cleanup_free_ struct hf_parameter *list = calloc(n, sizeof(*list));
 	_cleanup_free_ char *path = str_path_join(directory, "dtrain/optimizer.safetensors");
-	char(*names)[160] = calloc(n, sizeof(*names));
+	char(*names)[TENSOR_NAME_SIZE] = calloc(n, sizeof(*names));
 	_cleanup_free_ void *owner = names;
 	int r;
 
@@ -79,7 +79,7 @@ static const struct tensor *find_state(const struct safetensors *model, const st
 	static const char *const prefixes[] = {
 	    [STATE_WEIGHTS] = "master.", [STATE_MOMENT1] = "m.", [STATE_MOMENT2] = "v."};
 	const struct tensor *t;
-	char name[160];
+	char name[TENSOR_NAME_SIZE];
 
 	snprintf(name, sizeof(name), "%s%s", prefixes[which], p->name);
 	t = safetensors_find(state, name);
@@ -95,7 +95,7 @@ struct loading {
 	bool broadcast;
 	void *staging;                /* on the device, where weights are broadcast; else NULL */
 	struct agreement_item *items; /* of each parameter */
-	char (*names)[160];
+	char (*names)[TENSOR_NAME_SIZE];
 	const struct model_parameter *first;
 };
 
@@ -141,7 +141,7 @@ int weights_load(const struct weights_place *place, model_fill_fn fill, void *co
 	const struct model_layout *layout = place->access.layout;
 	bool sends = broadcast && place->comm, reads = !sends || comm_rank(place->comm) == 0;
 	_cleanup_free_ struct agreement_item *items = calloc((size_t)layout->parameters, sizeof(*items));
-	_cleanup_free_ void *names = calloc((size_t)layout->parameters, sizeof(char[160]));
+	_cleanup_free_ void *names = calloc((size_t)layout->parameters, sizeof(char[TENSOR_NAME_SIZE]));
 	struct loading l = {.place = place,
 	                    .fill = reads ? fill : NULL,
 	                    .context = context,
@@ -225,7 +225,7 @@ struct resumed {
 	float *piece;
 	void *staging;
 	struct agreement_item *items;
-	char (*names)[160];
+	char (*names)[TENSOR_NAME_SIZE];
 };
 
 static void resumed_free(struct resumed *f)

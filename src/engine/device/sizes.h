@@ -29,6 +29,12 @@ size_t device_sizing_logits(enum device_engine engine); /* device_logits_bytes *
  * take, a sum of the queries' gradients in fp32. */
 size_t device_sizing_scratch(const struct device_sizing *s, const struct device_shapes *shapes);
 
+/* Channels of linear attention's convolution: q, k and v. */
+static inline int device_delta_channels(const struct device_delta_shape *d)
+{
+	return 2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim;
+}
+
 /* Which kernels compute attention. */
 enum device_attention_kernels {
 	DEVICE_ATTENTION_FAST,     /* the fastest that the engine has, of a library, too */

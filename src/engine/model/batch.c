@@ -45,7 +45,7 @@ int model_prepare(struct model *m, struct error *err)
 
 	if (!values)
 		return error_oom(err);
-	for (int t = 0; t < model_config_rotary_tables(&m->c) + (m->c.query_beta > 0) && r == 0; t++) {
+	for (int t = 0; t < model_tables(&m->c) && r == 0; t++) {
 		model_config_rope(&m->c, m->c.query_beta > 0 ? 0 : t, m->o.max_sequence, inv_freq, &length);
 		r = write_angles(m, t, values, inv_freq, length, err);
 	}

@@ -8,8 +8,12 @@
 /* Products of the same input: q, k and v; or those of linear attention. */
 enum { MODEL_GROUP_MAX = 4 };
 
-/* Of cos and sin, that of queries where these are scaled (query_beta). */
+/* Of cos and sin, that of queries where these are scaled (query_beta), of which there is one more then. */
 enum { SCALED_TABLE = 1 };
+static inline int model_tables(const struct model_config *c)
+{
+	return model_config_rotary_tables(c) + (c->query_beta > 0);
+}
 
 /* The norms of a block. */
 enum model_block_norm {

@@ -5,8 +5,6 @@
 
 #include "engine/model/internal.h"
 
-enum { LINEAR_GROUP_MAX = MODEL_GROUP_MAX };
-
 /* Matrices of a group that are one product, or one that has an adapter: they write columns [column, column +
  * out) of a row. */
 struct linear_columns {
@@ -17,7 +15,7 @@ struct linear_columns {
 struct linear_group {
 	int64_t in, out;
 	int n, adapters;
-	struct linear_columns product[LINEAR_GROUP_MAX], adapter[LINEAR_GROUP_MAX];
+	struct linear_columns product[MODEL_GROUP_MAX], adapter[MODEL_GROUP_MAX];
 };
 
 /* The rows of a matrix [out, in], and its columns. */

@@ -47,9 +47,9 @@ int model_create(struct device *dev, const struct model_config *c, const struct 
 	m->qkv = m->q + 2 * m->kv;
 	m->gate_up = (c->gated ? 2 : 1) * (int64_t)c->intermediate;
 	m->delta_key = (int64_t)c->delta_key_heads * c->delta_key_dim;
-	m->delta_value = (int64_t)c->delta_value_heads * c->delta_value_dim;
+	m->delta_value = model_config_delta_value(c);
 	m->channels = model_config_channels(c);
-	m->delta_row = m->channels + m->delta_value + 2 * (int64_t)c->delta_value_heads;
+	m->delta_row = model_config_delta_row(c);
 	m->wide = MAX(MAX(c->intermediate, c->hidden), MAX(m->q, m->delta_value));
 	model_experts_size(m);
 	m->vector_weights_of = -1;
@@ -395,7 +395,7 @@ void model_place_buffers(struct model *m, struct arena *a)
 	}
 	if (m->o.training)
 		m->inverse = arena_take(a, BUFFER_INPUT, tokens * 4, "places of rows");
-	for (int t = 0; t < model_config_rotary_tables(&m->c) + (m->c.query_beta > 0); t++) {
+	for (int t = 0; t < model_tables(&m->c); t++) {
 		m->cos[t] = arena_take(a, BUFFER_INPUT, table, "rope cos");
 		m->sin[t] = arena_take(a, BUFFER_INPUT, table, "rope sin");
 	}

@@ -94,13 +94,12 @@ static int64_t mixer_parameters(const struct model_config *c, int layer)
 {
 	int64_t h = c->hidden, q = (int64_t)c->heads * c->head_dim, kv = (int64_t)c->kv_heads * c->head_dim;
 	int64_t projected = (c->gated_attention ? 2 : 1) * q + 2 * kv;
-	int64_t value = (int64_t)c->delta_value_heads * c->delta_value_dim,
-	        channels = model_config_channels(c);
 	int64_t n = h * projected + h * q;
 
 	if (model_config_is_linear(c, layer))
-		return h * (channels + value + 2 * (int64_t)c->delta_value_heads) + channels * c->conv_width +
-		       2 * (int64_t)c->delta_value_heads + c->delta_value_dim + h * value;
+		return h * (model_config_delta_row(c) + model_config_delta_value(c)) +
+		       model_config_channels(c) * c->conv_width + 2 * (int64_t)c->delta_value_heads +
+		       c->delta_value_dim;
 	n += c->qkv_bias ? projected : 0;
 	n += c->o_bias ? h : 0;
 	n += c->qk_norm == MODEL_QK_NORM_HEADS        ? 2 * c->head_dim

@@ -172,11 +172,21 @@ static inline bool model_config_is_linear(const struct model_config *c, int laye
 	return model_layers_has(&c->linear, layer);
 }
 
-/* Channels of the convolution: q, k and v of linear attention. */
+/* Columns of linear attention: of v, of the convolution (q, k and v), and of the first product, which also
+ * gives z, b and a. */
+static inline int64_t model_config_delta_value(const struct model_config *c)
+{
+	return (int64_t)c->delta_value_heads * c->delta_value_dim;
+}
+
 static inline int64_t model_config_channels(const struct model_config *c)
 {
-	return 2 * (int64_t)c->delta_key_heads * c->delta_key_dim +
-	       (int64_t)c->delta_value_heads * c->delta_value_dim;
+	return 2 * (int64_t)c->delta_key_heads * c->delta_key_dim + model_config_delta_value(c);
+}
+
+static inline int64_t model_config_delta_row(const struct model_config *c)
+{
+	return model_config_channels(c) + model_config_delta_value(c) + 2 * (int64_t)c->delta_value_heads;
 }
 
 /* Frequencies differ between kinds of layers: the number of tables of angles (0, 1 or 2), and a layer's; -1:

@@ -107,7 +107,7 @@ static int64_t delta_rows(const struct model_config *c, enum parameter_role role
 	case PARAMETER_DELTA_CONV:
 		return model_config_channels(c);
 	case PARAMETER_DELTA_Z:
-		return (int64_t)c->delta_value_heads * c->delta_value_dim;
+		return model_config_delta_value(c);
 	case PARAMETER_DELTA_OUT:
 		return c->hidden;
 	case PARAMETER_DELTA_NORM:
@@ -237,8 +237,7 @@ int role_shape(const struct model_config *c, enum parameter_role role, int base,
 		out = linear ? delta_rows(c, role) : 0, in = c->hidden;
 		break;
 	case PARAMETER_DELTA_OUT:
-		out = linear ? delta_rows(c, role) : 0,
-		in = (int64_t)c->delta_value_heads * c->delta_value_dim;
+		out = linear ? delta_rows(c, role) : 0, in = model_config_delta_value(c);
 		break;
 	case PARAMETER_DELTA_CONV:
 		shape[0] = delta_rows(c, role);

@@ -24,8 +24,8 @@ static double token_seconds(const struct model_config *c, const struct train_opt
 	/* The experts of so few tokens may all be others. */
 	double copies = c->experts ? MIN((double)c->experts, sequences * c->chosen_experts) : 1,
 	       wide = (double)c->intermediate;
-	double linear = cost_linear_share(c), value = (double)c->delta_value_heads * c->delta_value_dim,
-	       delta_row = (double)model_config_channels(c) + value + 2.0 * c->delta_value_heads;
+	double linear = cost_linear_share(c), value = (double)model_config_delta_value(c),
+	       delta_row = (double)model_config_delta_row(c);
 	/* The last number: how many of them an average block has. */
 	const double shapes[][3] = {{(c->gated_attention ? 2 : 1) * q + 2 * kv, hidden, 1 - linear},
 	                            {hidden, q, 1 - linear},

@@ -330,8 +330,8 @@ void cost_count_parts(const struct model_layout *l, const struct model_config *c
 	double qkv = q + 2 * kv, wide = c->intermediate, gate_up_cols = (c->gated ? 2 : 1) * wide,
 	       vocab = (double)c->vocab;
 	/* Of an average block: columns of its products, and the share of the blocks that have them. */
-	double linear = cost_linear_share(c), value = (double)c->delta_value_heads * c->delta_value_dim,
-	       delta_row = (double)model_config_channels(c) + value + 2.0 * c->delta_value_heads;
+	double linear = cost_linear_share(c), value = (double)model_config_delta_value(c),
+	       delta_row = (double)model_config_delta_row(c);
 	const struct {
 		double out, in, share;
 	} shapes[] = {{qkv + (c->gated_attention ? q : 0), hidden, 1 - linear},

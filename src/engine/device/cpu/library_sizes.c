@@ -75,7 +75,7 @@ static void list_products(const struct device_shapes *s, bool accumulates, struc
 	const struct device_delta_shape *d = &s->delta;
 	int64_t q = (int64_t)s->heads * s->head_dim, kv = (int64_t)s->kv_heads * s->head_dim;
 	int64_t gated_q = s->gated_attention ? 2 * q : q, value = (int64_t)d->value_heads * d->value_dim,
-	        channels = 2 * (int64_t)d->key_heads * d->key_dim + value;
+	        channels = device_delta_channels(d);
 	const int64_t fused[BLOCK_MATRICES][2] = {{gated_q + 2 * kv, s->hidden},
 	                                          {s->hidden, q},
 	                                          {2 * (int64_t)s->intermediate, s->hidden},

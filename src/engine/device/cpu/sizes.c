@@ -47,9 +47,7 @@ static size_t delta_scratch_bytes(const struct device_shapes *s, int threads)
 		backward = (size_t)threads * delta_backward_bytes(s->tokens, d->value_heads / d->key_heads,
 		                                                  d->key_dim, d->value_dim) +
 		           (size_t)s->tokens * (size_t)d->value_heads * 2 * sizeof(double);
-	return MAX(
-	    MAX(forward, backward),
-	    conv_bytes(2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim, DEVICE_CONV_WIDTH));
+	return MAX(MAX(forward, backward), conv_bytes(device_delta_channels(d), DEVICE_CONV_WIDTH));
 }
 
 size_t cpu_scratch_bytes(const struct device_shapes *s, int threads, bool native_bf16)

@@ -23,13 +23,13 @@ size_t cuda_logits_bytes(void)
 static size_t delta_bytes(const struct device_shapes *s)
 {
 	const struct device_delta_shape *d = &s->delta;
-	int channels = 2 * d->key_heads * d->key_dim + d->value_heads * d->value_dim;
 	size_t need;
 
 	if (!d->value_heads)
 		return 0;
 	need = delta_scratch(s->tokens, d->key_heads, d->value_heads, d->key_dim, d->value_dim, d->trained);
-	return d->trained ? larger(need, conv_scratch(s->tokens, channels, DEVICE_CONV_WIDTH)) : need;
+	return d->trained ? larger(need, conv_scratch(s->tokens, device_delta_channels(d), DEVICE_CONV_WIDTH))
+	                  : need;
 }
 
 size_t cuda_scratch_bytes(const struct device_shapes *s)

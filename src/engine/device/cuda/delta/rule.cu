@@ -235,18 +235,7 @@ static __global__ void __launch_bounds__(RULE_THREADS) states_kernel(delta_call 
 			                                  depth_of(remaining(dk, step * TILE)));
 			__syncthreads();
 		}
-#pragma unroll
-		for (int r = 0; r < 4; r++)
-#pragma unroll
-			for (int h = 0; h < 2; h++) {
-				int i = row_of() + r, j = column_of() + 16 * h;
-				bool is_own = is_first ? i >= gates.begin[TILE - 1] : gates.begin[i] < 0;
-				float y = is_own ? u[r][h] - c[r][h] : 0.0f;
-
-				if (is_own && !is_first && j < width)
-					n[i * dv + j] = y;
-				narrow[i * NARROW + j] = y;
-			}
+		own_rows(narrow, is_first ? NULL : n, dv, width, gates, is_first, u, c, -1.0f);
 		/* The document ends in this tile, and if one continues beyond it, it is another. */
 		if (!is_first && (gates.begin[TILE - 1] >= 0 || !tile_continues(d, first)))
 			return;
@@ -263,13 +252,8 @@ static __global__ void __launch_bounds__(RULE_THREADS) states_kernel(delta_call 
 			else
 				ask(first + TILE, 0);
 			multiply<true, false, 2, NARROW>(sum, x, narrow, 0, TILE);
-			each(sum, [&](int i, int j, float product) {
-				float *to = state + (at + i) * NARROW + j;
-
-				*to = (is_first ? 0.0f : kept * *to) + product;
-				if (i < cols && j < width)
-					behind[(int64_t)(at + i) * dv + j] = *to;
-			});
+			add_to_state(state + at * NARROW, behind + (int64_t)at * dv, dv, cols, width, sum,
+			             is_first, kept);
 			__syncthreads();
 		}
 	}

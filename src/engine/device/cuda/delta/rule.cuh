@@ -293,6 +293,40 @@ static __device__ __forceinline__ void scores_of(float (&c)[4][4], float *xs, fl
 	}
 }
 
+/* ---- the recurrence over tiles, of a slice of the columns of values ---- */
+/* x + sign · c in the rows of the document that goes through the tiles, and zero in others: to shared memory,
+ * and to `global` unless it is NULL. It begins in the first of its tiles, and before each other one. */
+static __device__ __forceinline__ void own_rows(float *to, float *global, int64_t ld, int width,
+                                                const tile_gates &gates, bool is_first,
+                                                const float (&x)[4][2], const float (&c)[4][2], float sign)
+{
+#pragma unroll
+	for (int r = 0; r < 4; r++)
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			int i = row_of() + r, j = column_of() + 16 * h;
+			bool is_own = is_first ? i >= gates.begin[TILE - 1] : gates.begin[i] < 0;
+			float y = is_own ? x[r][h] + sign * c[r][h] : 0.0f;
+
+			if (is_own && global && j < width)
+				global[i * ld + j] = y;
+			to[i * NARROW + j] = y;
+		}
+}
+
+/* state = kept · state + sum, without the first term where it is fresh; what is inside of it to `global`. */
+static __device__ __forceinline__ void add_to_state(float *state, float *global, int64_t ld, int rows,
+                                                    int width, float (&sum)[4][2], bool fresh, float kept)
+{
+	each(sum, [&](int i, int j, float product) {
+		float *to = state + i * NARROW + j;
+
+		*to = (fresh ? 0.0f : kept * *to) + product;
+		if (i < rows && j < width)
+			global[i * ld + j] = *to;
+	});
+}
+
 /* ---- host side ---- */
 #define DELTA_DIM 256 /* of a head, at most: what fits into 99 KiB of shared memory */
 

@@ -122,18 +122,7 @@ static __global__ void __launch_bounds__(RULE_THREADS, 2)
 			                                  depth_of(remaining(dk, step * TILE)));
 			__syncthreads();
 		}
-#pragma unroll
-		for (int r = 0; r < 4; r++)
-#pragma unroll
-			for (int h = 0; h < 2; h++) {
-				int i = row_of() + r, j = column_of() + 16 * h;
-				bool is_own = is_first ? i >= gates.begin[TILE - 1] : gates.begin[i] < 0;
-				float y = is_own ? inner[r][h] + c[r][h] : 0.0f;
-
-				if (is_own && !is_last && j < width)
-					d_n_at[i * dv + j] = y;
-				d_n[i * NARROW + j] = y;
-			}
+		own_rows(d_n, is_last ? NULL : d_n_at, dv, width, gates, is_first, inner, c, 1.0f);
 		if (is_first)
 			return;
 		kept = is_last ? 0.0f : expf(gates.sum[TILE - 1]);
@@ -156,13 +145,8 @@ static __global__ void __launch_bounds__(RULE_THREADS, 2)
 			else
 				ask(first - TILE, 0);
 			multiply<true, false, 2, NARROW>(sum, x, d_out, 0, TILE);
-			each(sum, [&](int i, int j, float product) {
-				float *to = d_state + (at + i) * NARROW + j;
-
-				*to = (is_last ? 0.0f : kept * *to) + product;
-				if (i < cols && j < width)
-					front[(int64_t)(at + i) * dv + j] = *to;
-			});
+			add_to_state(d_state + at * NARROW, front + (int64_t)at * dv, dv, cols, width, sum,
+			             is_last, kept);
 			__syncthreads();
 		}
 	}
